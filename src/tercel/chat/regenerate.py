@@ -1,0 +1,280 @@
+"""The target's own answers to a set of prompts, turn by turn in context; can be killed and resumed at any
+time.
+
+A head learns to predict what the target says, so training answers are the target's (spec section 7).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from tercel.chat.conversation import Conversation, Message
+from tercel.chat.part_file import append_line, claim, finished_ids
+from tercel.chat.render import answer_text
+from tercel.chat.template import require_template, serving_prompt
+from tercel.errors import TercelError
+
+TOO_LONG = "the prompt exceeds the context"
+NO_QUESTION = "no user turn"
+EMPTY = "an answer without tokens came back"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a request. `token_ids`: generated ids, the end-of-turn token included if it was generated.
+
+    `finish`: "stop", "length", or "error:<what went wrong>".
+    """
+
+    key: str
+    token_ids: tuple[int, ...]
+    finish: str
+
+
+class Responder(Protocol):
+    """A small scheduler over whatever generates; it batches as it likes and answers in any order."""
+
+    def submit(self, key: str, prompt_ids: list[int]) -> None:
+        """Take a request; its key comes back in the `Answer`."""
+
+    def poll(self) -> list[Answer]:
+        """Work until at least one request is finished, and return those; [] only if none is pending."""
+
+    def pending(self) -> int:
+        """How many requests are submitted and not yet returned by `poll`."""
+
+
+@dataclass(frozen=True)
+class RegenerateSettings:
+    """What the answers depend on; a file begun with other settings is not continued.
+
+    `context`: the most prompt tokens of a request, i.e. the context length less room for the answer.
+    """
+
+    target: str
+    temperature: float
+    seed: int
+    max_new_tokens: int
+    context: int
+
+
+@dataclass(frozen=True)
+class RegenerateReport:
+    """Counts in conversations: `answered + failed + skipped == read`.
+
+    `done_before` of the skipped were in the file already; `reasons` counts the other skipped and the failed
+    ones. `turns` and `tokens` are what this run generated; `cut` turns of them reached the token limit.
+    """
+
+    read: int
+    answered: int
+    failed: int
+    skipped: int
+    done_before: int
+    turns: int
+    tokens: int
+    cut: int
+    reasons: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Running:
+    """A conversation being answered: `left` are source messages not yet taken over, `done` is the context."""
+
+    source: Conversation
+    left: list[Message]
+    done: list[Message] = field(default_factory=list)
+    finish: list[str] = field(default_factory=list)
+
+
+def regenerate(
+    prompts: Iterable[Conversation],
+    respond: Responder,
+    out_path: Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: RegenerateSettings,
+    in_flight: int = 64,
+    on_progress: Callable[[RegenerateReport], None] | None = None,
+) -> RegenerateReport:
+    """Answer every user turn of `prompts` in context and write `messages` JSONL to `out_path`.
+
+    Assistant and tool turns of the source are discarded; user turns in a row are answered each in turn. Lines
+    go to `out_path` + ".part" as conversations finish, and that file is renamed at the end; beside it,
+    `.settings.json` keeps the settings and the hash of the prompts. Conversations already in the part file
+    are skipped, failed ones are not written (a resumed run tries them again). Each line has `finish` ("stop"
+    or "length") and `answer_ids` (the generated ids) per answer.
+
+    Raises `TercelError` if `out_path` exists, if the part file was begun with other prompts or settings, if a
+    line of it is damaged (other than a torn last one), and if nothing at all was answered.
+    """
+    require_template(tokenizer)
+    if in_flight < 1:
+        raise TercelError(f"at least 1 conversation must be in flight, got {in_flight}")
+    if out_path.exists():
+        raise TercelError(f"{out_path} exists already; remove it or choose another name")
+    conversations = _with_unique_ids(prompts)
+    if not conversations:
+        raise TercelError("there are no prompts to answer")
+    part = out_path.with_name(out_path.name + ".part")
+    claim(part, out_path, conversations, asdict(settings))
+    finished = finished_ids(part)
+    left = [conversation for conversation in conversations if conversation.id not in finished]
+    with part.open("a", encoding="utf-8") as out:
+        job = _Job(respond, tokenizer, settings, in_flight, on_progress, lambda row: append_line(out, row))
+        job.read, job.done_before = len(conversations), len(conversations) - len(left)
+        job.run(left)
+    report = job.report()
+    if not report.answered and not report.done_before:
+        reason = max(report.reasons, key=lambda name: report.reasons[name], default="no reason given")
+        raise TercelError(f"none of the {report.read} conversations was answered: {reason}")
+    os.replace(part, out_path)
+    return report
+
+
+class _Job:
+    """Up to `in_flight` conversations at a time; an answer is followed by the next user turn's request."""
+
+    def __init__(
+        self,
+        respond: Responder,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: RegenerateSettings,
+        in_flight: int,
+        on_progress: Callable[[RegenerateReport], None] | None,
+        write: Callable[[dict[str, Any]], None],
+    ):
+        self.respond, self.tokenizer, self.settings = respond, tokenizer, settings
+        self.in_flight, self.on_progress, self.write = in_flight, on_progress, write
+        self.running: dict[str, _Running] = {}
+        self.read = self.answered = self.failed = self.skipped = self.done_before = 0
+        self.turns = self.tokens = self.cut = 0
+        self.reasons: Counter[str] = Counter()
+
+    def run(self, conversations: list[Conversation]) -> None:
+        waiting = iter(conversations)
+        exhausted = False
+        while not exhausted or self.running:
+            while not exhausted and len(self.running) < self.in_flight:
+                conversation = next(waiting, None)
+                exhausted = conversation is None
+                if conversation is not None:
+                    self._begin(conversation)
+            if not self.running:
+                continue
+            answers = self.respond.poll()
+            if not answers:
+                raise TercelError(
+                    f"the responder returned nothing with {len(self.running)} conversations unanswered; "
+                    "the part file keeps what is done, run again to go on"
+                )
+            for answer in answers:
+                self._take(answer)
+            if self.on_progress is not None:
+                self.on_progress(self.report())
+
+    def _begin(self, conversation: Conversation) -> None:
+        left = [m for m in conversation.messages if m.role not in ("assistant", "tool")]
+        while left and left[-1].role != "user":
+            left.pop()  # a system message that no question follows
+        if not left:
+            self._skip(NO_QUESTION)
+            return
+        self.running[conversation.id] = _Running(conversation, left)
+        self._ask(conversation.id)
+
+    def _ask(self, key: str) -> None:
+        """Submit the next user turn of a conversation, or close it if there is none or it does not fit."""
+        state = self.running[key]
+        upto = next((i + 1 for i, m in enumerate(state.left) if m.role == "user"), 0)
+        context = [*state.done, *state.left[:upto]]
+        if not upto:
+            self._close(key)
+            return
+        try:
+            prompt = serving_prompt(self.tokenizer, context, state.source.tools)
+        except TercelError as error:
+            self._fail(key, str(error))
+            return
+        if len(prompt) > self.settings.context:
+            if state.finish:
+                self._close(key)  # earlier turns are answered: keep them
+            else:
+                del self.running[key]
+                self._skip(TOO_LONG)
+            return
+        state.done, state.left = context, state.left[upto:]
+        self.respond.submit(key, prompt)
+
+    def _take(self, answer: Answer) -> None:
+        state = self.running.get(answer.key)
+        if state is None:
+            raise TercelError(
+                f"the responder answered {answer.key!r}, which was not asked or is already answered"
+            )
+        if answer.finish.startswith("error:"):
+            self._fail(answer.key, answer.finish.removeprefix("error:").strip())
+            return
+        if answer.finish not in ("stop", "length"):
+            raise TercelError(
+                f'unknown finish {answer.finish!r}; a responder says "stop", "length" or "error:…"'
+            )
+        if not answer.token_ids:
+            self._fail(answer.key, EMPTY)
+            return
+        text = answer_text(self.tokenizer, answer.token_ids)
+        state.done.append(Message("assistant", text, token_ids=answer.token_ids))
+        state.finish.append(answer.finish)
+        self.turns += 1
+        self.tokens += len(answer.token_ids)
+        self.cut += answer.finish == "length"
+        self._ask(answer.key)
+
+    def _close(self, key: str) -> None:
+        state = self.running.pop(key)
+        row = replace(state.source, messages=tuple(state.done)).to_json()
+        self.write({**row, "finish": state.finish})
+        self.answered += 1
+
+    def _fail(self, key: str, reason: str) -> None:
+        del self.running[key]
+        self.failed += 1
+        self.reasons[reason] += 1
+
+    def _skip(self, reason: str) -> None:
+        self.skipped += 1
+        self.reasons[reason] += 1
+
+    def report(self) -> RegenerateReport:
+        return RegenerateReport(
+            read=self.read,
+            answered=self.answered,
+            failed=self.failed,
+            skipped=self.skipped + self.done_before,
+            done_before=self.done_before,
+            turns=self.turns,
+            tokens=self.tokens,
+            cut=self.cut,
+            reasons=dict(self.reasons),
+        )
+
+
+def _with_unique_ids(prompts: Iterable[Conversation]) -> list[Conversation]:
+    """Ids are the keys of a resumed run; a repeated one gets `~2`, `~3`, … in the order of reading."""
+    used: set[str] = set()
+    result = []
+    for conversation in prompts:
+        id, count = conversation.id, 1
+        while id in used:
+            count += 1
+            id = f"{conversation.id}~{count}"
+        used.add(id)
+        result.append(replace(conversation, id=id))
+    return result

@@ -1,0 +1,92 @@
+"""Targets, heads and proposers as the options ask for them, with a bar while something is fetched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from tercel.cli.options import DraftKind, DraftOptions, ModelOptions
+from tercel.heads import resolve_head
+
+if TYPE_CHECKING:
+    import torch
+
+    from tercel.decode.eagle3 import TreeShape
+    from tercel.decode.proposer import Proposer
+    from tercel.draft import DraftModel
+    from tercel.target.model import Target
+
+TREE_DEPTH, CHAIN_DEPTH = 6, 4
+
+
+def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Target:
+    """Load the target; `exact` asks for float32 where no `--dtype` is given.
+
+    Raises `TercelError` if it cannot be found or loaded, or if the device is not there.
+    """
+    from tercel.target.model import Target
+    from tercel.target.sources import check_device, parse_dtype, resolve
+    from tercel.target.wheels import progress_bar
+
+    device = check_device(pick_device() if options.device == "auto" else options.device)
+    if options.dtype is not None:
+        dtype = parse_dtype(options.dtype.value)
+    else:
+        dtype = parse_dtype("float32" if exact else fast_dtype(device))
+    console = Console(stderr=True)
+    with progress_bar(console) as on_bytes:
+        resolve(name, on_bytes, options.accept_licence)  # fills the cache, so that loading need not ask again
+    with console.status(f"loading {name}"):
+        return Target.load(name, dtype=dtype, device=str(device), trust_remote_code=options.trust_remote_code)
+
+
+def open_head(name: str | None, target: Target, options: DraftOptions) -> DraftModel:
+    """Load a head in the target's precision and check that it belongs to the target.
+
+    Raises `TercelError` if there is no such head, it is damaged, or it is another target's.
+    """
+    from tercel.decode.compat import check_fits
+    from tercel.draft import load_head
+
+    path = resolve_head(name, target.source.name)
+    model = load_head(path, dtype=target.dtype, device=str(target.device))
+    check_fits(model, target, force=options.force_head)
+    return model
+
+
+def tree_shape(options: DraftOptions) -> TreeShape:
+    """The shape of the draft that the options ask for."""
+    from tercel.decode.eagle3 import TreeShape
+
+    if options.draft is DraftKind.chain:
+        return TreeShape.chain(options.draft_depth or CHAIN_DEPTH)
+    return TreeShape(
+        top_k=options.draft_top_k, depth=options.draft_depth or TREE_DEPTH, nodes=options.draft_nodes
+    )
+
+
+def open_proposer(head: str | None, target: Target, options: DraftOptions) -> Proposer:
+    """EAGLE-3 with the head, or plain decoding for `--draft none` (which needs no head)."""
+    from tercel.decode.eagle3 import Eagle3
+    from tercel.decode.vanilla import Vanilla
+
+    if options.draft is DraftKind.none:
+        return Vanilla()
+    return Eagle3(open_head(head, target, options), target, tree_shape(options))
+
+
+def pick_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def fast_dtype(device: torch.device) -> str:
+    """bfloat16 on accelerators and on CPUs with instructions for it; elsewhere it is emulated, and float32 wins."""
+    import torch
+
+    if device.type != "cpu":
+        return "bfloat16"
+    able = torch.cpu.get_capabilities()
+    return "bfloat16" if able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16") else "float32"

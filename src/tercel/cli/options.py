@@ -1,0 +1,169 @@
+"""Options that several verbs share, and what becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tercel.errors import TercelError
+
+if TYPE_CHECKING:
+    from tercel.decode.sampling import SamplingParams
+
+_MODEL, _SAMPLING, _DRAFT = "Model", "Sampling", "Draft"
+
+TargetName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET", help="A model's folder, a GGUF file, a built-in name, or owner/name of the Hub."
+    ),
+]
+HeadName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[HEAD]", help="A draft head's folder; left out, the one shipped for TARGET.", show_default=False
+    ),
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the result there as JSON.", show_default=False)
+]
+
+
+class Dtype(str, Enum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class DraftKind(str, Enum):
+    tree = "tree"
+    chain = "chain"
+    none = "none"
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How the target is loaded."""
+
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            help="What the models compute in.",
+            show_default="bfloat16 where the machine computes in it",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes cuda if there is one.", rich_help_panel=_MODEL)
+    ] = "auto"
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=_MODEL),
+    ] = False
+    accept_licence: Annotated[
+        bool,
+        typer.Option(
+            "--accept-licence", help="Fetch a built-in target whose licence asks for it.", rich_help_panel=_MODEL
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """How drafts are made; `draft_depth` is the depth of a tree or the length of a chain."""
+
+    draft: Annotated[
+        DraftKind, typer.Option(help="Draft a tree, a chain, or nothing.", rich_help_panel=_DRAFT)
+    ] = DraftKind.tree
+    draft_depth: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens drafted one after another.",
+            show_default="6 for a tree, 4 for a chain",
+            rich_help_panel=_DRAFT,
+        ),
+    ] = None
+    draft_top_k: Annotated[
+        int, typer.Option(min=1, help="Branches of a node, nodes of a level.", rich_help_panel=_DRAFT)
+    ] = 8
+    draft_nodes: Annotated[
+        int, typer.Option(min=2, help="Nodes of a tree that are verified, root included.", rich_help_panel=_DRAFT)
+    ] = 32
+    force_head: Annotated[
+        bool,
+        typer.Option(
+            "--force-head", help="Take a head trained for other weights of this shape.", rich_help_panel=_DRAFT
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are picked and where an answer ends."""
+
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of an answer at most.", rich_help_panel=_SAMPLING)
+    ] = 256
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = 0.0
+    top_k: Annotated[int, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0
+    top_p: Annotated[float, typer.Option(help="1 is off.", rich_help_panel=_SAMPLING)] = 1.0
+    min_p: Annotated[float, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0.0
+    repetition_penalty: Annotated[float, typer.Option(help="1 is off.", rich_help_panel=_SAMPLING)] = 1.0
+    presence_penalty: Annotated[float, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0.0
+    frequency_penalty: Annotated[float, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0.0
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=VALUE",
+            help="Add to a token's logit; may be repeated.",
+            show_default=False,
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option(help="Makes sampling repeatable.", show_default="a fresh one", rich_help_panel=_SAMPLING)
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="End before this text; may be repeated.",
+            show_default=False,
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
+
+    def params(self) -> SamplingParams:
+        """Raises `TercelError` for a value outside its range."""
+        from tercel.decode.sampling import SamplingParams
+
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=parse_logit_bias(self.logit_bias or ()),
+            seed=self.seed,
+            max_new_tokens=self.max_new_tokens,
+            stop=tuple(self.stop or ()),
+        )
+
+
+def parse_logit_bias(pairs: list[str] | tuple[str, ...]) -> dict[int, float]:
+    """`["17=2.5", …]` to `{17: 2.5}`. Raises `TercelError` for anything else."""
+    bias: dict[int, float] = {}
+    for pair in pairs:
+        token, _, value = pair.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError as error:
+            raise TercelError(f"--logit-bias {pair!r} is not ID=VALUE, such as 17=-2.5") from error
+    return bias

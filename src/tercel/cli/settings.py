@@ -1,0 +1,60 @@
+"""Flags from a YAML file: its keys are the names of the flags."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from tercel.errors import TercelError
+
+
+def read_settings(ctx: typer.Context, file: Path | None) -> Path | None:
+    """Callback of an eager `--config` option: what the file says becomes the defaults of the other flags.
+
+    Raises `TercelError` for a file that is not a map, an unknown key, and a value that its flag would refuse.
+    """
+    if file is None:
+        return None
+    parameters = {p.name.replace("_", "-"): p for p in ctx.command.params if p.name not in ("config", None)}
+    defaults: dict[str, Any] = {}
+    for key, value in _read(file).items():
+        name = str(key).replace("_", "-").removeprefix("--")
+        parameter = parameters.get(name)
+        if parameter is None:
+            near = difflib.get_close_matches(name, parameters, n=1, cutoff=0.0)
+            raise TercelError(f"{file}: there is no flag {key!r}; did you mean {near[0]}?")
+        if value is None:
+            continue
+        given = _as_given(value, many=parameter.multiple)
+        try:
+            parameter.type_cast_value(ctx, given)
+        except typer.BadParameter as error:
+            raise TercelError(f"{file}: {key}: {error.message}") from error
+        defaults[parameter.name] = given
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+    return file
+
+
+def _read(file: Path) -> dict[Any, Any]:
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TercelError(f"cannot read {file}: {error}; give a YAML file of flags and values") from error
+    except yaml.YAMLError as error:
+        raise TercelError(f"{file} is not YAML ({' '.join(str(error).split())}); repair it") from error
+    if not isinstance(values, dict):
+        raise TercelError(f"{file} must be a map of flag names to values, such as `epochs: 2`")
+    return values
+
+
+def _as_given(value: Any, many: bool) -> Any:
+    """The value as it would be typed: text, so that the flag's own check reads it (`epochs: 2.5` is refused)."""
+    if many:
+        return [str(item) for item in (value if isinstance(value, list) else [value])]
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value)

@@ -1,0 +1,65 @@
+"""Whether a draft head belongs to a target: a head of another one drafts nonsense, or crashes late."""
+
+from __future__ import annotations
+
+from tercel.draft import DraftModel
+from tercel.errors import TercelError
+from tercel.target.model import Target
+
+
+def check_fits(model: DraftModel, target: Target, *, force: bool = False) -> None:
+    """Compare sizes, layers, tokenizer and weights of `target` with what the head was made for.
+
+    force: take a head that was trained for other weights of the same shape (a fine-tuned target, say).
+    Raises `TercelError` for the first difference.
+    """
+    head, name = model.head.config, target.source.name
+    where = str(model.path) if model.path is not None else "the head"
+    if head.target_hidden_size != target.hidden_size:
+        raise TercelError(
+            f"{where} takes features of width {head.target_hidden_size}, but {name} has hidden size "
+            f"{target.hidden_size}; it is a head of another target"
+        )
+    if head.vocab_size != target.vocab_size:
+        raise TercelError(
+            f"{where} is for a vocabulary of {head.vocab_size} tokens, but {name} has {target.vocab_size}; "
+            "it is a head of another target"
+        )
+    beyond = [layer for layer in head.feature_layers if layer >= target.num_layers]
+    if beyond:
+        raise TercelError(
+            f"{where} reads the input of layer {beyond[0]}, but {name} has layers 0..{target.num_layers - 1}; "
+            "it is a head of another target"
+        )
+    if head.target_num_layers != target.num_layers:
+        raise TercelError(
+            f"{where} is for a target of {head.target_num_layers} layers, but {name} has {target.num_layers}; "
+            "it is a head of another target"
+        )
+    identity = model.info.target
+    if identity is None:
+        return
+    if identity.tokenizer != target.tokenizer_digest:
+        raise TercelError(
+            f"{where} was trained with the tokenizer of {identity.name}, but {name} has another one, so that its "
+            "drafts would be other tokens; give the target it was trained for"
+        )
+    if identity.weights != target.fingerprint and not force:
+        raise TercelError(
+            f"{where} was trained for {identity.name} with other weights than those of {name}; acceptance may be "
+            "poor, so give the right target, or --force-head to take it all the same"
+        )
+
+
+def check_room(model: DraftModel, target: Target, prompt_tokens: int, max_new_tokens: int) -> None:
+    """Compare the longest sequence a request can reach with the positions the head knows.
+
+    Raises `TercelError` if the head's limit comes before the target's.
+    """
+    longest = min(prompt_tokens + max_new_tokens, target.context_length)
+    limit = model.head.config.max_position_embeddings
+    if longest > limit:
+        raise TercelError(
+            f"a prompt of {prompt_tokens} tokens with up to {max_new_tokens} new ones exceeds the {limit} positions "
+            "that the draft head allows; shorten it, lower --max-new-tokens, or use --draft none"
+        )

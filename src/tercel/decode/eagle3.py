@@ -1,0 +1,261 @@
+"""EAGLE-3 drafts: the dynamic tree (paper section 3.1, EAGLE-2's tree, spec section 8), and the sampled chain.
+
+The head's cache holds one entry for every committed token but the first: slot `t` is row `t` (feature `f_t`, token
+`x[t+1]`) at head position `t`. Entries of committed tokens always come from the target's true features; those of
+drafted nodes lie behind them while a tree grows and are overwritten afterwards.
+
+Shape legend: B rows, K top-k, H head's hidden size, W draft vocabulary, S slots, q/kv heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tercel.decode.draft_tree import DraftTree, select_best
+from tercel.decode.proposer import Row
+from tercel.decode.sampling import RandomStream, sample
+from tercel.decode.types import Committed, Proposal
+from tercel.draft import DraftModel
+from tercel.errors import TercelError
+from tercel.target.cache import TargetCache
+from tercel.target.masks import additive, visible_slots
+from tercel.target.model import Target, TargetOutput
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """top_k children a node and frontier width `K`; depth: deepest level; nodes: tree size `N`, root included."""
+
+    top_k: int = 8
+    depth: int = 6
+    nodes: int = 32
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1 or self.depth < 1 or self.nodes < 2:
+            raise TercelError(
+                f"a draft tree needs top-k and depth of at least 1 and 2 nodes, not {self.top_k}, {self.depth} "
+                f"and {self.nodes}"
+            )
+
+    @classmethod
+    def chain(cls, depth: int) -> TreeShape:
+        return cls(top_k=1, depth=depth, nodes=depth + 1)
+
+
+class HeadState:
+    """The head's side of every row: its cache and its last output."""
+
+    def __init__(self, draft: DraftModel, target: Target, capacity: int) -> None:
+        self.head, self.target = draft.head, target
+        self.capacity = capacity
+        self.cache: TargetCache | None = None
+        self.output = torch.empty(0)  # [B, H]: of each row's newest entry, which predicts the root's children
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        own = self.head.config.hidden_size != self.head.config.target_hidden_size
+        return self.head.embed_tokens(tokens) if own else self.target.embed(tokens)
+
+    def extend(self, cache: TargetCache, layers: Sequence[Tensor], tokens: Tensor, counts: list[int]) -> Tensor:
+        """Write entries of committed tokens: true features `[B, T, Ht]` a layer, the tokens after them `[B, T]`; of
+        row `b` the first `counts[b]` are real. Returns the output `[B, H]` of each row's last.
+
+        Only that last entry needs a query: the others are never drafted from.
+        """
+        rows, length = tokens.shape
+        fused = self.head.fuse(torch.cat(list(layers), dim=-1))
+        before = torch.tensor(cache.lengths, device=tokens.device)
+        positions = before[:, None] + torch.arange(length, device=tokens.device)
+        now = self.head.project(self.embed(tokens), fused, positions)
+        cache.begin(length, tokens.device)
+        keys, values = cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
+        every, last = torch.arange(rows, device=tokens.device), torch.tensor(counts, device=tokens.device) - 1
+        cache.keep([range(count) for count in counts])
+        slots = torch.arange(keys.shape[2], device=tokens.device)
+        seen = slots[None, None] < (before + last + 1)[:, None, None]  # [B, 1, S]
+        attended = _attend(now.query[every, last][:, None], keys, values, seen)[:, 0]
+        return self.head.finish(fused[every, last], attended)
+
+    def draft_level(self, tokens: Tensor, hidden: Tensor, within: Tensor, depth: int) -> Tensor:
+        """Entries for drafted nodes `[B, K]` at `depth`, `hidden` `[B, K, H]` from their parents, `within`
+        `[B, K, depth*K]` the drafted slots each sees. Returns their outputs `[B, K, H]`."""
+        assert self.cache is not None
+        width = tokens.shape[1]
+        start = torch.tensor(self.cache.lengths, device=tokens.device)
+        positions = (start + depth - 1)[:, None].expand(-1, width)
+        now = self.head.project(self.embed(tokens), hidden, positions)
+        self.cache.begin(width, tokens.device, behind=(depth - 1) * width)
+        keys, values = self.cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
+        seen = visible_slots(self.cache.lengths, within)
+        return self.head.finish(hidden, _attend(now.query, keys, values, seen))
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """query `[B, T, q, D]`, keys/values `[B, kv, S, D]`, seen bool `[B, T, S]` → `[B, T, q*D]`.
+
+    The query heads of a key head are laid side by side as rows, so keys are never repeated.
+    """
+    rows, length, heads, size = query.shape
+    kv = keys.shape[1]
+    grouped = query.view(rows, length, kv, heads // kv, size).permute(0, 2, 3, 1, 4).reshape(rows, kv, -1, size)
+    mask = additive(seen, query.dtype).repeat(1, 1, heads // kv, 1)
+    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+    return out.view(rows, kv, heads // kv, length, size).permute(0, 3, 1, 2, 4).reshape(rows, length, -1)
+
+
+class Eagle3:
+    """Drafts a dynamic tree with an EAGLE-3 head; with `TreeShape.chain` its greedy chain."""
+
+    name = "eagle3"
+
+    def __init__(self, draft: DraftModel, target: Target, shape: TreeShape | None = None) -> None:
+        self.draft = draft
+        self.shape = shape or TreeShape()
+        self.target = target
+        self.feature_layers = draft.head.config.feature_layers
+        self.max_nodes = self.shape.nodes
+        self.needs_tree = self.shape.top_k > 1
+        self._ids = draft.vocabulary.ids.to(target.device)
+        self.state = HeadState(draft, target, 0)
+
+    def reset(self, capacity: int) -> None:
+        # a level is drafted behind the committed entries before it is thrown away
+        self.state = HeadState(self.draft, self.target, capacity + self.shape.top_k * self.shape.depth)
+
+    @torch.no_grad()
+    def admit(self, row: Row, prompt: TargetOutput) -> None:
+        state = self.state
+        own = TargetCache(1, state.capacity)
+        tokens = torch.tensor([row.tokens[1:]], device=self.target.device)
+        output = state.extend(own, prompt.layers, tokens, [tokens.shape[1]])
+        if state.cache is None:
+            state.cache, state.output = own, output
+        else:
+            state.cache.add_row(own)
+            state.output = torch.cat([state.output, output])
+
+    @torch.no_grad()
+    def commit(self, committed: Sequence[Committed]) -> None:
+        assert self.state.cache is not None
+        counts = [len(c.tokens) for c in committed]
+        width = max(counts)
+        tokens = torch.zeros(len(committed), width, dtype=torch.long)
+        for row, c in enumerate(committed):
+            tokens[row, : counts[row]] = torch.tensor(c.tokens)
+        layers = [
+            torch.stack([F.pad(c.layers[i], (0, 0, 0, width - counts[row])) for row, c in enumerate(committed)])
+            for i in range(len(self.feature_layers))
+        ]
+        self.state.output = self.state.extend(self.state.cache, layers, tokens.to(self.target.device), counts)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        if self.state.cache is not None:
+            self.state.cache.select_rows(rows)
+            self.state.output = self.state.output[list(rows)]
+
+    @torch.no_grad()
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        shape, state, head = self.shape, self.state, self.draft.head
+        count, width, device = len(rows), min(shape.top_k, len(self._ids)), self.target.device
+        log_q = torch.log_softmax(head.logits(state.output).float(), -1)  # [B, W]
+        scores, drafts = log_q.topk(width)  # [B, K], the frontier: the best K nodes of the newest level
+        hidden = head.feedback(state.output)[:, None].expand(-1, width, -1)
+        within = torch.eye(width, dtype=torch.bool, device=device).expand(count, -1, -1)
+        at = torch.arange(width, device=device).expand(count, -1)  # the frontier's indices among all proposed nodes
+        proposed = _Proposed(self._ids[drafts], scores)
+        for depth in range(1, shape.depth):
+            output = state.draft_level(self._ids[drafts], hidden, within, depth)
+            log_q = torch.log_softmax(head.logits(output).float(), -1)  # [B, K, W]
+            step, choices = log_q.topk(width)  # [B, K, K]
+            first = proposed.add(self._ids[choices], scores[..., None] + step, at)
+            best, flat = (scores[..., None] + step).flatten(1).topk(width)  # of all K * K
+            parent = flat // width  # [B, K] into the old frontier
+            scores, drafts, at = best, choices.flatten(1).gather(1, flat), first + flat
+            hidden = head.feedback(output).gather(1, parent[..., None].expand(-1, -1, output.shape[-1]))
+            inherited = within.gather(1, parent[..., None].expand(-1, -1, within.shape[-1]))
+            within = torch.cat([inherited, torch.eye(width, dtype=torch.bool, device=device).expand(count, -1, -1)], -1)
+        return [Proposal(proposed.tree(i, row.tokens[-1], shape.nodes)) for i, row in enumerate(rows)]
+
+
+class _Proposed:
+    """All nodes proposed so far, level by level: tokens, scores and parents `[B, M]`, depths `[M]`."""
+
+    def __init__(self, tokens: Tensor, scores: Tensor) -> None:
+        self.tokens, self.scores = [tokens], [scores]
+        self.parents = [torch.full_like(tokens, -1)]
+        self.count = tokens.shape[1]
+        self.levels = [self.count]
+
+    def add(self, tokens: Tensor, scores: Tensor, parents: Tensor) -> int:
+        """A level `[B, K, K]`, children of the nodes `parents` `[B, K]`; returns the index of its first node."""
+        self.tokens.append(tokens.flatten(1))
+        self.scores.append(scores.flatten(1))
+        self.parents.append(parents[..., None].expand_as(tokens).flatten(1))
+        first = self.count
+        self.levels.append(tokens[0].numel())
+        self.count += self.levels[-1]
+        return first
+
+    def tree(self, row: int, root: int, nodes: int) -> DraftTree:
+        """The best `nodes - 1` of a row's nodes behind its root."""
+        tokens, scores, parents = (torch.cat([x[row] for x in xs]).cpu() for xs in (self.tokens, self.scores, self.parents))
+        depths = torch.repeat_interleave(torch.arange(1, len(self.levels) + 1), torch.tensor(self.levels))
+        chosen = select_best(scores, depths, parents, nodes - 1)
+        return DraftTree(
+            torch.cat([torch.tensor([root]), tokens[chosen.indices]]),
+            torch.cat([torch.tensor([-1]), chosen.parents]),
+            torch.cat([torch.ones(1), scores[chosen.indices].exp()]),
+        )
+
+
+class SampledChain(Eagle3):
+    """A chain whose tokens are *drawn* from the draft's distribution (at the request's temperature), for the
+    rejection rule `min(1, p/q)`; at temperature 0 the greedy chain."""
+
+    name = "eagle3-sampled-chain"
+
+    def __init__(self, draft: DraftModel, target: Target, depth: int) -> None:
+        super().__init__(draft, target, TreeShape.chain(depth))
+
+    @torch.no_grad()
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        state, head, device = self.state, self.draft.head, self.target.device
+        drawn: list[list[int]] = [[] for _ in rows]
+        drawn_from: list[list[Tensor]] = [[] for _ in rows]
+        output = state.output
+        within = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=device)
+        for depth in range(1, self.shape.depth + 1):
+            logits = head.logits(output).double()  # [B, W]
+            for i, row in enumerate(rows):
+                token, q = self._draw(logits[i], row, depth)
+                drawn[i].append(token)
+                drawn_from[i].append(q)
+            if depth < self.shape.depth:
+                tokens = torch.tensor([[tokens[-1]] for tokens in drawn], device=device)
+                within = torch.cat([within, within.new_ones(len(rows), 1, 1)], -1)
+                output = state.draft_level(tokens, head.feedback(output)[:, None], within, depth)[:, 0]
+        return [
+            Proposal(
+                DraftTree.chain(row.tokens[-1], tokens),
+                None if row.params.greedy else self._distributions(qs),
+            )
+            for row, tokens, qs in zip(rows, drawn, drawn_from, strict=True)
+        ]
+
+    def _draw(self, logits: Tensor, row: Row, depth: int) -> tuple[int, Tensor]:
+        if row.params.greedy:
+            return int(self._ids[logits.argmax()]), logits
+        q = torch.softmax(logits / row.params.temperature, -1)
+        drafts: RandomStream = row.stream.for_drafts()
+        return int(self._ids[sample(q, drafts.uniform(len(row.tokens) + depth))]), q
+
+    def _distributions(self, qs: list[Tensor]):
+        def of(node: int) -> Tensor:
+            wide = torch.zeros(self.target.vocab_size, dtype=torch.float64, device=self.target.device)
+            return wide.index_copy_(0, self._ids, qs[node])
+
+        return of

@@ -1,0 +1,34 @@
+"""Four lines to text: `Engine(target, proposer).generate([Request(prompt, params)])`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tercel.decode.loop import DecodingLoop
+from tercel.decode.proposer import Proposer
+from tercel.decode.types import Event, GenerationResult, Request
+from tercel.target.model import Target
+
+
+class Engine:
+    """Generates with one target and one proposer, up to `slots` requests at a time."""
+
+    def __init__(self, target: Target, proposer: Proposer, *, slots: int = 1) -> None:
+        self.target, self.proposer, self.slots = target, proposer, slots
+
+    def loop(self) -> DecodingLoop:
+        """A fresh loop, for callers that submit requests as they come."""
+        return DecodingLoop(self.target, self.proposer, self.slots)
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
+        """Events of all requests as they happen; `event.index` is the place in `requests`."""
+        loop = self.loop()
+        for request in requests:
+            loop.submit(request)
+        while loop.pending:
+            yield from loop.step()
+
+    def generate(self, requests: Sequence[Request]) -> list[GenerationResult]:
+        """All answers, in the order of the requests."""
+        results = {event.index: event.result for event in self.stream(requests) if event.result is not None}
+        return [results[index] for index in range(len(requests))]

@@ -1,0 +1,168 @@
+"""The one decoding loop: propose → verify → commit, for greedy and sampled, trees and chains, one row or many.
+
+A generated token's life:
+1. A request is submitted; when a slot is free its prompt is prefilled and the target chooses the first token.
+2. `propose`: the proposer drafts a tree behind the last token of every row.
+3. The target runs all trees in one forward, each node seeing the committed tokens and its own ancestors.
+4. `verify`: walk each tree as far as the target's own choices go; one more token, the bonus, is the target's.
+5. Emission: the block is cut where token-by-token decoding would have stopped, and its stable text is given out.
+6. `commit`: the accepted path becomes permanent in the target's cache, the rest is forgotten, and the proposer gets
+   the target's true features of the path.
+
+Shape legend: B rows, N nodes of the largest tree, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tercel.decode.clock import PhaseClock
+from tercel.decode.draft_tree import DraftTree
+from tercel.decode.proposer import Proposer
+from tercel.decode.request import ActiveRequest
+from tercel.decode.sampling import choose_token
+from tercel.decode.types import Committed, Event, Proposal, Request
+from tercel.decode.verify import Verdict, verify, verify_sampled_drafts
+from tercel.errors import TercelError
+from tercel.target.cache import TargetCache
+from tercel.target.model import Target, TargetOutput
+
+
+class DecodingLoop:
+    """Decodes submitted requests, up to `slots` at a time, with one proposer."""
+
+    def __init__(self, target: Target, proposer: Proposer, slots: int = 1) -> None:
+        if slots < 1:
+            raise TercelError(f"a decoding loop needs at least one slot, not {slots}")
+        if proposer.needs_tree:
+            target.tree_support.require_tree(target.source.name)
+        elif proposer.max_nodes > 1:
+            target.tree_support.require_chain(target.source.name)
+        self.target, self.proposer, self.slots = target, proposer, slots
+        self._waiting: deque[ActiveRequest] = deque()
+        self._rows: list[ActiveRequest] = []
+        self._cache: TargetCache | None = None
+        self._submitted = 0
+        self._clock = PhaseClock(target.device)
+
+    @property
+    def pending(self) -> int:
+        """Requests waiting or being decoded."""
+        return len(self._waiting) + len(self._rows)
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; returns its number. Raises `TercelError` if its prompt is empty or fills the context."""
+        if not request.prompt:
+            raise TercelError("the prompt is empty; give at least one token")
+        if len(request.prompt) >= self.target.context_length:
+            raise TercelError(
+                f"the prompt has {len(request.prompt)} tokens, but {self.target.source.name} takes "
+                f"{self.target.context_length} with the answer; shorten it"
+            )
+        self._waiting.append(ActiveRequest(self._submitted, request, self.target))
+        self._submitted += 1
+        return self._submitted - 1
+
+    def step(self) -> list[Event]:
+        """Admit what fits, then propose, verify and commit once for every row. Returns what became known."""
+        self.target.tap(self.proposer.feature_layers)
+        events = self._admit()
+        if self._rows:
+            events += self._advance()
+        return events
+
+    def _advance(self) -> list[Event]:
+        assert self._cache is not None
+        clock, before = self._clock, dict(self._clock.seconds)
+        clock.restart()
+        started = clock.now()
+        with clock.phase("draft"):
+            proposals = self.proposer.propose(self._rows)
+        with clock.phase("target"):
+            output = self._run_trees([proposal.tree for proposal in proposals])
+            logits = self.target.logits(output.hidden)  # [B, N, V]
+        with clock.phase("verify"):
+            verdicts = [self._verify(*row) for row in zip(self._rows, proposals, logits, strict=True)]
+        events = [
+            row.take(verdict, len(proposal.tree))
+            for row, verdict, proposal in zip(self._rows, verdicts, proposals, strict=True)
+        ]
+        paths = [[0, *verdict.path] for verdict in verdicts]
+        with clock.phase("cache"):
+            self._cache.keep(paths)
+            survivors = [i for i, event in enumerate(events) if event.emission.finish_reason is None]
+            if len(survivors) < len(events):
+                self._cache.select_rows(survivors)
+                self.proposer.select_rows(survivors)
+        with clock.phase("draft"):
+            if survivors:
+                self.proposer.commit([self._committed(verdicts[i], output, i, paths[i]) for i in survivors])
+        seconds = clock.now() - started
+        spent = {phase: clock.seconds[phase] - before[phase] for phase in before}
+        finished = [
+            row.spend(event, seconds, spent) for row, event in zip(self._rows, events, strict=True)
+        ]
+        self._rows = [self._rows[i] for i in survivors]
+        return finished
+
+    def _run_trees(self, trees: Sequence[DraftTree]) -> TargetOutput:
+        """One forward over every row's tree; smaller trees are padded with nodes that see only themselves."""
+        assert self._cache is not None
+        nodes = max(len(tree) for tree in trees)
+        device = self.target.device
+        tokens = torch.zeros(len(trees), nodes, dtype=torch.long)
+        depths = torch.zeros(len(trees), nodes, dtype=torch.long)
+        within = torch.eye(nodes, dtype=torch.bool).repeat(len(trees), 1, 1)
+        for row, tree in enumerate(trees):
+            n = len(tree)
+            tokens[row, :n], depths[row, :n], within[row, :n, :n] = tree.tokens, tree.depths, tree.ancestor_mask()
+        positions = torch.tensor(self._cache.lengths)[:, None] + depths  # the root's position is the cache's length
+        return self.target.forward(tokens.to(device), positions.to(device), self._cache, within.to(device))
+
+    @staticmethod
+    def _verify(row: ActiveRequest, proposal: Proposal, logits: Tensor) -> Verdict:
+        logits = logits[: len(proposal.tree)]
+        if proposal.distributions is None:
+            return verify(proposal.tree, logits, row.params, row.history, row.stream)
+        return verify_sampled_drafts(
+            proposal.tree, logits, proposal.distributions, row.params, row.history, row.stream
+        )
+
+    @staticmethod
+    def _committed(verdict: Verdict, output: TargetOutput, row: int, path: list[int]) -> Committed:
+        return Committed(verdict.tokens, tuple(layer[row, path] for layer in output.layers))
+
+    def _admit(self) -> list[Event]:
+        """Prefill waiting requests into free slots; each yields its first token."""
+        events: list[Event] = []
+        while self._waiting and len(self._rows) < self.slots:
+            request = self._waiting.popleft()
+            if not self._rows:
+                self._cache = None
+                self.proposer.reset(self._capacity(request))
+            started = self._clock.now()
+            own = self.target.new_cache(1, self._capacity(request))
+            output = self.target.prefill(request.prompt, own)
+            logits = self.target.logits(output.hidden[0, -1])
+            token = choose_token(logits, request.params, request.history, request.stream)
+            event = request.start(token)
+            if event.emission.finish_reason is None:
+                self._enter(own)
+                self._rows.append(request)
+                self.proposer.admit(request, output)
+            events.append(request.prefilled(event, self._clock.now() - started))
+        return events
+
+    def _capacity(self, request: ActiveRequest) -> int:
+        longest = len(request.prompt) + request.params.max_new_tokens
+        return min(longest, self.target.context_length) + self.proposer.max_nodes
+
+    def _enter(self, own: TargetCache) -> None:
+        if self._cache is None:
+            self._cache = own
+        else:
+            self._cache.add_row(own)

@@ -1,0 +1,99 @@
+"""When an answer ends: exactly at the token after which token-by-token decoding would have stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tercel.decode.sampling import SamplingParams
+from tercel.decode.streaming import TextStream
+from tercel.errors import TercelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What a block of accepted tokens adds to the answer.
+
+    tokens: the block, cut after the token that ended the answer. text: newly stable text, possibly empty.
+    finish_reason: "stop" (end or stop token, stop string), "length" (token limit, end of context) or None
+    (goes on).
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+
+
+class StopChecker:
+    """Feeds one request's tokens through its stop rules, one by one, however many arrive at once.
+
+    The token that ends the answer belongs to its `tokens`; an end or stop token is not in its text, and the
+    text is cut before a stop string. A token that both completes an answer and reaches the limit counts as
+    "stop".
+
+    eos_ids: the target's end tokens, without effect under `ignore_eos`. context_room: how many tokens the
+    context still holds after the prompt (None: no limit). tokenizer: None for runs that want no text.
+
+    Raises `TercelError` if the context has no room, or if there are stop strings but no tokenizer.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        eos_ids: Collection[int],
+        tokenizer: PreTrainedTokenizerBase | None,
+        context_room: int | None = None,
+    ) -> None:
+        if context_room is not None and context_room < 1:
+            raise TercelError(
+                f"the prompt leaves no room in the target's context ({context_room} tokens); shorten it"
+            )
+        if params.stop and tokenizer is None:
+            raise TercelError(f"stop strings {params.stop!r} cannot be found without a tokenizer; pass one")
+        self._limit = params.max_new_tokens
+        if context_room is not None:
+            self._limit = min(self._limit, context_room)
+        self._stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_ids)
+        )
+        self._stream = None if tokenizer is None else TextStream(tokenizer, params.stop)
+        self.tokens: list[int] = []
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        """All text emitted so far; the whole answer once `finish_reason` is set."""
+        return "" if self._stream is None else self._stream.text
+
+    def feed(self, block: Iterable[int]) -> Emission:
+        """Append a verified block as far as the answer goes."""
+        if self.finish_reason is not None:
+            raise ValueError(f"the answer has already ended ({self.finish_reason})")
+        start = len(self.tokens)
+        pieces: list[str] = []
+        for token in block:
+            pieces.append(self._push(token))
+            if self.finish_reason is not None:
+                break
+        return Emission(tuple(self.tokens[start:]), "".join(pieces), self.finish_reason)
+
+    def _push(self, token: int) -> str:
+        self.tokens.append(token)
+        piece = ""
+        if token in self._stop_ids:
+            self.finish_reason = "stop"
+        elif self._stream is not None:
+            piece = self._stream.push(token)
+            if self._stream.stopped:
+                self.finish_reason = "stop"
+        if self.finish_reason is None and len(self.tokens) >= self._limit:
+            self.finish_reason = "length"
+        if self.finish_reason is not None and self._stream is not None:
+            piece += self._stream.finish()
+        return piece

@@ -1,0 +1,81 @@
+"""What travels through the decoding loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from tercel.decode.draft_tree import DraftTree
+from tercel.decode.sampling import SamplingParams
+from tercel.decode.stopping import Emission
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt (token ids, not empty) and how to answer it."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A draft tree; `distributions` gives, for drafts that were *sampled*, the `[V]` distribution that the children
+    of a node were drawn from (None: the drafts are deterministic)."""
+
+    tree: DraftTree
+    distributions: Callable[[int], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What one step made permanent for a row.
+
+    tokens: the accepted ones and the bonus token, `a + 1` of them, as far as the answer goes on.
+    layers: captured features `[a + 1, K]` a layer of the root and the accepted tokens; entry `i` is the feature of
+    the token before `tokens[i]`.
+    """
+
+    tokens: tuple[int, ...]
+    layers: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """A finished answer.
+
+    tokens: generated, an end token included. steps: target forwards after prefill. accepted: accepted draft tokens
+    of each step. nodes: tree nodes verified in all, roots included. split: seconds a phase of the decoding steps.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    steps: int
+    accepted: tuple[int, ...]
+    nodes: int
+    prefill_seconds: float
+    decode_seconds: float
+    split: dict[str, float]
+
+    @property
+    def tau(self) -> float:
+        """Acceptance length: tokens a target forward, bonus included; the first token is prefill's."""
+        return (len(self.tokens) - 1) / self.steps if self.steps else 1.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """One block of one request.
+
+    index: number of the request in order of submission. drafted: how many of `emission.tokens`, from the first on,
+    were accepted drafts; the others are the target's own. result: set with the last event of a request.
+    """
+
+    index: int
+    emission: Emission
+    drafted: int
+    result: GenerationResult | None = None

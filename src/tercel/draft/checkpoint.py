@@ -1,0 +1,228 @@
+"""A head on disk: the public SafeAILab/SGLang format, plus `tercel.json` for what that format cannot hold.
+
+config.json        plain Llama keys, `LlamaForCausalLMEagle3`
+model.safetensors  the head's tensors, `d2t` (offsets) and `t2d`
+tercel.json        feature layers and their convention, the target it belongs to, how it was trained
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tercel.draft.config import HeadConfig
+from tercel.draft.head import Eagle3Head
+from tercel.draft.vocabulary import DraftVocabulary
+from tercel.errors import TercelError
+from tercel.files import atomic_dir, write_json
+
+FORMAT = 1
+_MAPS = ("d2t", "t2d")
+
+
+@dataclass(frozen=True)
+class TargetIdentity:
+    """Which target a head was trained for: its name, a digest of its weights and one of its tokenizer."""
+
+    name: str
+    weights: str
+    tokenizer: str
+
+
+@dataclass(frozen=True)
+class HeadInfo:
+    """What `tercel.json` holds beside the sizes."""
+
+    target: TargetIdentity | None
+    training: dict[str, Any] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """A head with its vocabulary and its history: what everything that takes a HEAD works with."""
+
+    head: Eagle3Head
+    vocabulary: DraftVocabulary
+    info: HeadInfo
+    path: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def save_head(
+    model: DraftModel,
+    out: Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    card: str | None = None,
+    keep: Sequence[str] = (),
+) -> None:
+    """Write the checkpoint folder whole or not at all.
+
+    `card` becomes its README.md; `keep` names entries of a folder already there that stay (a run's own
+    files).
+    """
+    tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.head.named_parameters()}
+    tensors["d2t"] = model.vocabulary.d2t
+    tensors["t2d"] = model.vocabulary.t2d
+    with atomic_dir(out, keep=keep) as partial:
+        try:
+            save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        except (SafetensorError, OSError) as error:
+            raise TercelError(
+                f"writing the head to {out} failed: {error}; free space or choose another --out"
+            ) from error
+        write_json(partial / "config.json", public_config(model.head.config, dtype))
+        write_json(
+            partial / "tercel.json",
+            {
+                "format": FORMAT,
+                "layer_ids_mean": "input of decoder layer i",
+                "head": model.head.config.to_dict(),
+                "target": asdict(model.info.target) if model.info.target else None,
+                "training": model.info.training,
+                "measured": model.info.measured,
+            },
+        )
+        if card is not None:
+            (partial / "README.md").write_text(card, encoding="utf-8")
+
+
+def public_config(c: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """`config.json` as the public loaders read it; every default that engines disagree on is written out."""
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": c.hidden_size,
+        "target_hidden_size": c.target_hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_key_value_heads,
+        "head_dim": c.head_dim,
+        "hidden_act": "silu",
+        "vocab_size": c.vocab_size,
+        "draft_vocab_size": c.draft_vocab_size,
+        "rms_norm_eps": c.rms_norm_eps,
+        "max_position_embeddings": c.max_position_embeddings,
+        "rope_parameters": c.rope_parameters,
+        "rope_theta": c.rope_parameters["rope_theta"],
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "norm_before_residual": False,
+        "fc_norm": c.fc_norm,
+        "norm_output": c.norm_output,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+    if c.rope_parameters.get("rope_type", "default") != "default":
+        config["rope_scaling"] = c.rope_parameters
+    default = (2, c.target_num_layers // 2, c.target_num_layers - 3)
+    if c.feature_layers != default:  # engines assume the default; only then do they agree on what an id means
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(c.feature_layers)}
+    return config
+
+
+def load_head(path: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> DraftModel:
+    """Read a checkpoint folder.
+
+    Raises `TercelError` for a missing, truncated, pickled, incomplete, misshapen or NaN checkpoint.
+    """
+    if not path.is_dir():
+        raise TercelError(f"there is no head at {path}: give a folder with config.json and model.safetensors")
+    weights = path / "model.safetensors"
+    if not weights.is_file():
+        pickled = next(iter(sorted([*path.glob("*.bin"), *path.glob("*.pt")])), None)
+        if pickled is not None:
+            raise TercelError(
+                f"{pickled} is a pickle, which can run code when it is read; convert it to model.safetensors first"
+            )
+        raise TercelError(f"{path} has no model.safetensors; is it a head, and was it saved completely?")
+    tensors = _read_tensors(weights)
+    extra = _read_json(path / "tercel.json") if (path / "tercel.json").is_file() else None
+    if extra is None:
+        raise TercelError(
+            f"{path} has no tercel.json, so its feature layers and target are unknown; it was not made by tercel"
+        )
+    try:
+        config = HeadConfig.from_dict(extra["head"])
+        identity = TargetIdentity(**extra["target"]) if extra.get("target") else None
+    except (KeyError, TypeError) as error:
+        raise TercelError(f"{path / 'tercel.json'} is incomplete ({error}); save the head again") from error
+    vocabulary = _vocabulary(tensors, config, path)
+    head = Eagle3Head(config)
+    _fill(head, tensors, weights)
+    info = HeadInfo(identity, extra.get("training", {}), extra.get("measured", {}))
+    return DraftModel(
+        head.to(device=device, dtype=dtype).eval().requires_grad_(False), vocabulary, info, path
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise TercelError(f"{path} cannot be read as JSON ({error}); save or fetch the head again") from error
+    if not isinstance(value, dict):
+        raise TercelError(
+            f"{path} holds a {type(value).__name__}, not an object; save or fetch the head again"
+        )
+    return value
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as stored:
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise TercelError(
+            f"{path} is truncated or no safetensors file ({error}); save or fetch it again"
+        ) from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise TercelError(
+                f"{name} in {path} holds NaN or infinite numbers; the head is damaged, train it again"
+            )
+    return tensors
+
+
+def _vocabulary(tensors: dict[str, Tensor], config: HeadConfig, path: Path) -> DraftVocabulary:
+    if "d2t" in tensors:
+        return DraftVocabulary.from_d2t(tensors["d2t"], config.vocab_size, config.draft_vocab_size)
+    if config.draft_vocab_size == config.vocab_size:
+        return DraftVocabulary.full(config.vocab_size)
+    raise TercelError(
+        f"{path} drafts {config.draft_vocab_size} of {config.vocab_size} tokens but has no map d2t; "
+        "without it every draft would be another token"
+    )
+
+
+def _fill(head: Eagle3Head, tensors: dict[str, Tensor], path: Path) -> None:
+    wanted = dict(head.named_parameters())
+    missing = sorted(set(wanted) - set(tensors))
+    if missing:
+        raise TercelError(
+            f"{path} lacks {missing[0]} ({len(missing)} tensors missing in all); the head is incomplete"
+        )
+    unknown = sorted(set(tensors) - set(wanted) - set(_MAPS))
+    if unknown:
+        raise TercelError(
+            f"{path} holds {unknown[0]}, which no EAGLE-3 head has; is it another kind of head?"
+        )
+    for name, parameter in wanted.items():
+        if parameter.shape != tensors[name].shape:
+            raise TercelError(
+                f"{name} in {path} is {list(tensors[name].shape)}, but the head's sizes ask for "
+                f"{list(parameter.shape)}; config and weights are of different heads"
+            )
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(tensors[name])

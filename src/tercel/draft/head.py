@@ -1,0 +1,173 @@
+"""The EAGLE-3 draft head: one decoder layer over fused target features (paper section 3.1, spec section 2).
+
+The module computes; who attends to what is the caller's: training-time test and the decoding tree bring their
+own attention between `project` and `finish`. Parameter names are those of the public checkpoint format.
+
+Shape legend: `..` any leading shape, H head's hidden size, Ht target's, n captured layers, q/kv heads, D head
+size, W draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from tercel.draft.config import HeadConfig
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm, statistics in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (normed * self.weight.float()).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Projections only; q, k and v take the concatenated embedding and hidden, `2H`."""
+
+    def __init__(self, c: HeadConfig) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(2 * c.hidden_size, c.num_attention_heads * c.head_dim, bias=False)
+        self.k_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
+        self.v_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
+        self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, c: HeadConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class MidLayer(nn.Module):
+    """The head's only decoder layer."""
+
+    def __init__(self, c: HeadConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(c)
+        self.mlp = MLP(c)
+        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+
+
+@dataclass(frozen=True)
+class Projected:
+    """Rotated queries `[.., q, D]`, rotated keys and values `[.., kv, D]`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+class Eagle3Head(nn.Module):
+    """One draft step is `project` → (attention) → `finish` → `logits`; `fuse` makes the first hidden."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        width = len(c.feature_layers) * c.target_hidden_size
+        self.fc = nn.Linear(width, c.hidden_size, bias=False)
+        self.fc_norm = nn.ModuleList(
+            [RMSNorm(c.target_hidden_size, c.rms_norm_eps) for _ in c.feature_layers] if c.fc_norm else []
+        )
+        self.midlayer = MidLayer(c)
+        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, bias=False)
+        if c.hidden_size != c.target_hidden_size:
+            # the target's embeddings do not fit a head of another width: it carries its own
+            self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.rotary = LlamaRotaryEmbedding(
+            LlamaConfig(
+                hidden_size=c.hidden_size,
+                num_attention_heads=c.num_attention_heads,
+                head_dim=c.head_dim,
+                max_position_embeddings=c.max_position_embeddings,
+                rope_parameters=dict(c.rope_parameters),
+            )
+        )
+        self.initialise()
+
+    @torch.no_grad()
+    def initialise(self, std: float = 0.02) -> None:
+        """Normal(0, `std`) matrices, unit norms."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=std)
+            elif "norm" in name:
+                nn.init.ones_(parameter)
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lm_head.weight.dtype
+
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """`[.., n*Ht]` (residual streams, low to high) to the hidden of step 0, `[.., H]`."""
+        if self.config.fc_norm:
+            parts = features.chunk(len(self.config.feature_layers), dim=-1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(features)
+
+    def project(self, embedding: Tensor, hidden: Tensor, positions: Tensor) -> Projected:
+        """embedding, hidden: `[.., H]`; positions: `[..]` (spec section 3). Embedding comes first."""
+        c, layer = self.config, self.midlayer
+        x = torch.cat([layer.input_layernorm(embedding), layer.hidden_norm(hidden)], dim=-1)
+        shape = x.shape[:-1]
+        cos, sin = self.cos_sin(positions, x.dtype)
+        query = layer.self_attn.q_proj(x).view(*shape, c.num_attention_heads, c.head_dim)
+        key = layer.self_attn.k_proj(x).view(*shape, c.num_key_value_heads, c.head_dim)
+        value = layer.self_attn.v_proj(x).view(*shape, c.num_key_value_heads, c.head_dim)
+        return Projected(rotate(query, cos, sin), rotate(key, cos, sin), value)
+
+    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """`[..]` to two of `[.., 1, D]`, made in float32."""
+        like = torch.empty(0, device=positions.device, dtype=dtype)
+        cos, sin = self.rotary(like, positions.reshape(1, -1))
+        shape = (*positions.shape, 1, self.config.head_dim)
+        return cos.view(shape), sin.view(shape)
+
+    def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """hidden `[.., H]`, attended `[.., q*D]` to the layer's output `[.., H]`, before the final norm."""
+        layer = self.midlayer
+        hidden = hidden + layer.self_attn.o_proj(attended)
+        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+
+    def feedback(self, output: Tensor) -> Tensor:
+        """What the next step takes as its hidden: the output itself, or normed (EAGLE-3.1)."""
+        return self.norm(output) if self.config.norm_output else output
+
+    def logits(self, output: Tensor) -> Tensor:
+        """`[.., H]` to `[.., W]`."""
+        return self.lm_head(self.norm(output))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding on halves: `x` `[.., heads, D]`, `cos`/`sin` `[.., 1, D]`."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin

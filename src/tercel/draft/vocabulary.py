@@ -1,0 +1,96 @@
+"""The draft vocabulary: the `W` target tokens a head can propose (spec section 6)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tercel.errors import TercelError
+
+
+@dataclass(frozen=True)
+class DraftVocabulary:
+    """`ids` int64 `[W]`, ascending target ids of the draft tokens; `target_size` is `V`."""
+
+    ids: Tensor
+    target_size: int
+
+    def __post_init__(self) -> None:
+        ids = self.ids
+        if ids.ndim != 1 or len(ids) == 0:
+            raise TercelError("the draft vocabulary is empty; was the head saved completely?")
+        if int(ids.min()) < 0 or int(ids.max()) >= self.target_size:
+            raise TercelError(
+                f"the draft vocabulary names token {int(ids.max() if ids.min() >= 0 else ids.min())}, but the target "
+                f"has {self.target_size} tokens; this map was built for another target"
+            )
+        if not bool((ids[1:] > ids[:-1]).all()):
+            raise TercelError(
+                "the draft vocabulary's ids are not ascending and unique; the map d2t is damaged"
+            )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def pruned(self) -> bool:
+        return len(self) < self.target_size
+
+    @property
+    def d2t(self) -> Tensor:
+        """int64 `[W]`: what to add to a draft id to get its target id."""
+        return self.ids - torch.arange(len(self.ids))
+
+    @property
+    def t2d(self) -> Tensor:
+        """bool `[V]`: whether the target token is in the draft vocabulary."""
+        mask = torch.zeros(self.target_size, dtype=torch.bool)
+        mask[self.ids] = True
+        return mask
+
+    def to_draft(self) -> Tensor:
+        """int64 `[V]`: draft id of each target token, -1 for those outside."""
+        table = torch.full((self.target_size,), -1, dtype=torch.long)
+        table[self.ids] = torch.arange(len(self.ids))
+        return table
+
+    def digest(self) -> str:
+        """Short hash of the map, for keys of caches and for checkpoints."""
+        return hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()[:16]
+
+    @classmethod
+    def full(cls, target_size: int) -> DraftVocabulary:
+        return cls(torch.arange(target_size), target_size)
+
+    @classmethod
+    def most_frequent(cls, counts: Tensor, size: int, always: Iterable[int] = ()) -> DraftVocabulary:
+        """The `size` tokens with the highest `counts` (`[V]`), and in any case those in `always` (end of
+        turn).
+
+        Ties go to the lower id, so that the same counts always give the same map.
+        """
+        target_size = len(counts)
+        if size >= target_size:
+            return cls.full(target_size)
+        ranked = counts.double().clone()
+        ranked[list(always)] = float("inf")
+        order = torch.sort(ranked, descending=True, stable=True).indices[:size]
+        return cls(order.sort().values, target_size)
+
+    @classmethod
+    def from_d2t(cls, d2t: Tensor, target_size: int, draft_size: int) -> DraftVocabulary:
+        """Read the offsets of a checkpoint; `draft_size` is the number of rows of the head's `lm_head`."""
+        if d2t.shape != (draft_size,):
+            raise TercelError(
+                f"d2t has {d2t.numel()} rows but the head's lm_head has {draft_size}; "
+                "was this map built for another head?"
+            )
+        return cls(d2t.long() + torch.arange(draft_size), target_size)
+
+    def coverage(self, counts: Tensor) -> float:
+        """Share of the tokens counted in `counts` (`[V]`) that the head can propose."""
+        return float(counts[self.ids].sum() / counts.sum().clamp(min=1))

@@ -1,0 +1,1 @@
+"""Tasks, paired timing, acceptance, intervals, and the proof of losslessness."""

@@ -1,0 +1,96 @@
+"""What can be verified on a model: whole trees in one forward, only chains, or nothing; found by trying."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tercel.errors import TercelError
+from tercel.target.output_layer import probe_tokens
+
+if TYPE_CHECKING:
+    from tercel.target.model import Target
+
+_RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding")
+
+
+@dataclass(frozen=True)
+class TreeSupport:
+    """Whether drafts can be verified in one forward: as a tree, as a chain; and if not, why."""
+
+    tree: bool
+    chain: bool
+    reason: str = ""
+
+    def require_tree(self, name: str) -> None:
+        """Raises `TercelError` naming the reason if trees cannot be verified on this model."""
+        if not self.tree:
+            advice = "use --draft chain" if self.chain else "it can only be decoded token by token"
+            raise TercelError(f"{name} cannot verify a draft tree: {self.reason}; {advice}")
+
+    def require_chain(self, name: str) -> None:
+        """Raises `TercelError` naming the reason if not even a chain can be verified on this model."""
+        if not self.chain:
+            raise TercelError(f"{name} cannot verify drafts: {self.reason}")
+
+
+def probe_tree_support(target: Target) -> TreeSupport:
+    """Run a small tree and a small chain through the model and compare with the same tokens one by one."""
+    kinds = [k for k in getattr(target.config, "layer_types", None) or () if k in _RECURRENT]
+    if kinds:
+        return TreeSupport(
+            False, False, f"its {kinds[0]} layers keep a state that cannot be rolled back to an earlier token"
+        )
+    tokens = probe_tokens(target.model)[0].tolist()
+    prefix, left, right, leaf = tokens[:3], tokens[3], tokens[4], tokens[5]
+    try:
+        truth = _last_logits(target, [*prefix, right, leaf])
+        whole = target.encode(torch.tensor([[*prefix, right, leaf]], device=target.device)).hidden[0, -1]
+        chain = _block_logits(target, prefix, [right, leaf], None, [0, 1])
+        # left and right are siblings, leaf is right's child: left must be invisible to both
+        within = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool, device=target.device)
+        tree = _block_logits(target, prefix, [left, right, leaf], within[None], [0, 0, 1])
+    except (RuntimeError, TypeError, ValueError, KeyError, NotImplementedError) as error:
+        return TreeSupport(
+            False, False, f"its attention does not take a mask and a cache from outside ({error})"
+        )
+    # what rounding alone does when the same tokens are run in another shape; a leak through the mask does far
+    # more
+    allowed = max(3 * _distance(target.logits(whole).float(), truth), 0.02 * float(truth.std()))
+    if _distance(chain, truth) > allowed:
+        return TreeSupport(
+            False, False, "a block behind the cache gives other logits than the tokens one by one"
+        )
+    if _distance(tree, truth) > allowed:
+        return TreeSupport(
+            False,
+            True,
+            "its attention ignores the tree mask or the given positions, so siblings see each other",
+        )
+    return TreeSupport(True, True)
+
+
+def _last_logits(target: Target, tokens: list[int]) -> Tensor:
+    cache = target.new_cache(1, len(tokens))
+    hidden = None
+    for token in tokens:
+        hidden = target.prefill([token], cache).hidden
+    assert hidden is not None
+    return target.logits(hidden[0, -1]).float()
+
+
+def _block_logits(
+    target: Target, prefix: list[int], block: list[int], within: Tensor | None, depths: list[int]
+) -> Tensor:
+    cache = target.new_cache(1, len(prefix) + len(block))
+    target.prefill(prefix, cache)
+    positions = torch.tensor([depths], device=target.device) + len(prefix)
+    out = target.forward(torch.tensor([block], device=target.device), positions, cache, within)
+    return target.logits(out.hidden[0, -1]).float()
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().mean())

@@ -1,0 +1,96 @@
+"""From hidden states to logits, and from tokens to embeddings, exactly as the model does it.
+
+Models multiply, divide or cap around these two layers in ways no interface tells. So the ways known are tried
+at load on a few tokens, and the one that reproduces the model's own logits is used; if none does, loading
+fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tercel.errors import TercelError
+
+PROBE_TOKENS = 6
+
+
+@dataclass(frozen=True)
+class OutputLayer:
+    """`soft_cap(linear(hidden) * scale)`; `scale` 1 and `soft_cap` None for most models."""
+
+    linear: nn.Module
+    scale: float
+    soft_cap: float | None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits = self.linear(hidden)
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.soft_cap is not None:
+            logits = torch.tanh(logits / self.soft_cap) * self.soft_cap
+        return logits
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: PreTrainedModel) -> OutputLayer:
+        """Find the form that reproduces `model`'s logits. Raises `TercelError` if none of the known ones
+        does."""
+        linear = model.get_output_embeddings()
+        tokens = probe_tokens(model)
+        hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        truth = model(input_ids=tokens, use_cache=False).logits.float()
+        config = model.config.get_text_config()
+        scales = [1.0]
+        if getattr(config, "logit_scale", None):  # Cohere
+            scales.append(float(config.logit_scale))
+        if getattr(config, "logits_scaling", None):  # Granite
+            scales.append(1.0 / float(config.logits_scaling))
+        for scale in scales:
+            for cap in {None, getattr(config, "final_logit_softcapping", None)}:
+                layer = cls(linear, scale, cap)
+                if torch.allclose(layer(hidden).float(), truth, rtol=1e-2, atol=1e-2 * float(truth.std())):
+                    return layer
+        raise TercelError(
+            f"the logits of {type(model).__name__} are not its output layer's, nor a scaled or capped form of them; "
+            "this architecture is not supported yet"
+        )
+
+
+def probe_tokens(model: PreTrainedModel) -> Tensor:
+    """A few different tokens `[1, T]`, away from the special ids at the start of the vocabulary."""
+    vocab = model.get_input_embeddings().weight.shape[0]
+    return (torch.arange(PROBE_TOKENS, device=model.device)[None] * 7 + vocab // 2) % vocab
+
+
+@torch.no_grad()
+def embedding_scale(model: PreTrainedModel, first_layer: nn.Module) -> float:
+    """The constant between the embedding module's output and what enters the first layer (Granite, Gemma 1).
+
+    Models that add positions or normalise there have no such constant: 1, the head then sees plain
+    embeddings.
+    """
+    entered: list[Tensor] = []
+    hook = first_layer.register_forward_pre_hook(_keep_input(entered), with_kwargs=True)
+    tokens = probe_tokens(model)
+    try:
+        model.get_decoder()(input_ids=tokens, use_cache=False)
+    finally:
+        hook.remove()
+    plain = model.get_input_embeddings()(tokens).float()
+    scale = float((entered[0].float() * plain).sum() / (plain * plain).sum())
+    scaled = torch.allclose(
+        plain * scale, entered[0].float(), rtol=2e-2, atol=2e-2 * float(plain.std()) * abs(scale)
+    )
+    return scale if scaled and abs(scale - 1.0) > 1e-3 else 1.0
+
+
+def _keep_input(kept: list[Tensor]) -> Callable[..., None]:
+    def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
+        kept.append(args[0] if args else kwargs["hidden_states"])
+
+    return hook

@@ -1,0 +1,254 @@
+"""Where a model comes from: a Hub id, a local folder, a GGUF file, or the name of a built-in target."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from tercel.errors import TercelError
+from tercel.files import sha256_file
+from tercel.target.checkpoint import check_causal, check_complete, check_finite, check_folder, one_line
+from tercel.target.gguf import conversion_folder, convert_gguf, quiet_transformers
+from tercel.target.wheels import BUILTIN, OnBytes, fetch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a model's name stands for; `path` is what `from_pretrained` takes: a local folder or a Hub id."""
+
+    name: str
+    path: str
+    kind: Literal["folder", "hub", "gguf", "alias"]
+    revision: str | None
+
+
+def resolve(name: str, progress: OnBytes | None = None, accept_licence: bool = False) -> Source:
+    """The source that `name` stands for; a GGUF file or built-in target is converted into the cache once.
+
+    `name` is a folder, a `.gguf` file, a built-in target, or a Hub id (`owner/name`, `owner/name@revision`).
+    Raises `TercelError` if it is none of them, or a folder that holds no model.
+    """
+    source = _locate(name, progress, accept_licence)
+    if source.kind == "folder":
+        check_folder(Path(source.path))
+    return source
+
+
+def load_tokenizer(
+    name: str,
+    trust_remote_code: bool = False,
+    accept_licence: bool = False,
+    progress: OnBytes | None = None,
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of `name`, which may also be a folder that holds nothing but a tokenizer."""
+    source = _locate(name, progress, accept_licence)
+    with _reading(source, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.path, revision=source.revision, trust_remote_code=trust_remote_code
+        )
+    return tokenizer
+
+
+def load_config(
+    name: str,
+    trust_remote_code: bool = False,
+    accept_licence: bool = False,
+    progress: OnBytes | None = None,
+) -> PretrainedConfig:
+    """The configuration of `name`; raises `TercelError` if it does not belong to a causal language model."""
+    return _config_of(resolve(name, progress, accept_licence), trust_remote_code)
+
+
+def load_causal_lm(
+    name: str,
+    dtype: torch.dtype,
+    device: str,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    accept_licence: bool = False,
+    progress: OnBytes | None = None,
+) -> PreTrainedModel:
+    """The model of `name` on `device`, frozen and in eval mode, with every weight read and finite.
+
+    Only safetensors are read, never pickles. Raises `TercelError` if anything about the checkpoint is wrong:
+    no causal LM, a damaged or missing file, missing weights, NaN or infinite values, code that needs trust.
+    """
+    where = check_device(device)
+    source = resolve(name, progress, accept_licence)
+    config = _config_of(source, trust_remote_code)
+    with _reading(source, "weights"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            config=config,
+            revision=source.revision,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below, by name
+            output_loading_info=True,
+        )
+        model, loading = loaded
+        model = model.to(where)
+    check_complete(name, loading)
+    check_finite(name, model, dtype)
+    return model.eval().requires_grad_(False)
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """`float32`, `bfloat16` or `float16` as PyTorch's type."""
+    if name not in DTYPES:
+        raise TercelError(f"{name!r} is not a data type for a model; use {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def check_device(name: str) -> torch.device:
+    """`cpu`, `cuda`, `cuda:1` … or `mps` as PyTorch's device; raises `TercelError` if there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise TercelError(f"{name!r} is not a device; use cpu, cuda, cuda:0 or mps") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise TercelError(
+                f"device {name} is asked for but PyTorch sees {count} CUDA devices; use cpu, or install a "
+                "CUDA build of PyTorch and its driver"
+            )
+    elif device.type == "mps":
+        if not torch.backends.mps.is_available():
+            raise TercelError("device mps is asked for but PyTorch has no Metal here; use cpu")
+    elif device.type != "cpu":
+        raise TercelError(f"device {name} is not supported; use cpu, cuda, cuda:0 or mps")
+    return device
+
+
+def _locate(name: str, progress: OnBytes | None, accept_licence: bool) -> Source:
+    """`resolve` without a look into a folder."""
+    path = Path(name).expanduser()
+    if not name.strip():
+        raise TercelError(f"the model's name is empty; {_hint(name)}")
+    if name.lower() in BUILTIN:
+        return Source(name, str(_fetch_alias(name, progress, accept_licence)), "alias", None)
+    if path.is_dir():
+        return Source(name, str(path), "folder", None)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise TercelError(f"{name} is a file but not a .gguf; give a model's folder")
+        return Source(name, str(_converted(path, sha256_file(path), progress)), "gguf", None)
+    match = _HUB_ID.fullmatch(name)
+    if match is None or name.startswith(".") or name.endswith(".gguf"):
+        raise TercelError(f"there is no folder or file {name}, and it cannot be a Hub id; {_hint(name)}")
+    if "/" not in name and difflib.get_close_matches(name.lower(), BUILTIN, cutoff=0.75):
+        raise TercelError(f"there is no model {name}; {_hint(name)}")
+    return Source(name, match["id"], "hub", match["revision"])
+
+
+def _hint(name: str) -> str:
+    """What to try instead: the nearest built-in target if one is near, else all of them."""
+    near = difflib.get_close_matches(name.lower(), BUILTIN, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean the built-in {near[0]}?"
+    return f"give a model's folder, a .gguf file, a Hub id such as owner/name, or one of {', '.join(BUILTIN)}"
+
+
+def _fetch_alias(name: str, progress: OnBytes | None, accept_licence: bool) -> Path:
+    pinned = BUILTIN[name.lower()]
+    folder = conversion_folder(pinned.sha256)
+    if folder.is_dir():
+        return folder
+    if pinned.terms is not None and not accept_licence:
+        raise TercelError(
+            f"{name} is under the {pinned.licence} licence; read {pinned.terms} and, if you accept it, "
+            "ask again with accept-licence"
+        )
+    return _converted(fetch(pinned, progress), pinned.sha256, progress)
+
+
+def _converted(file: Path, sha256: str, progress: OnBytes | None) -> Path:
+    folder = conversion_folder(sha256)
+    if not folder.is_dir():
+        if progress is not None:
+            progress(f"unpacking {file.name}", 0, 0)
+        convert_gguf(file, folder)
+    return folder
+
+
+def _config_of(source: Source, trust_remote_code: bool) -> PretrainedConfig:
+    with _reading(source, "configuration"):
+        config = AutoConfig.from_pretrained(
+            source.path, revision=source.revision, trust_remote_code=trust_remote_code
+        )
+    check_causal(source.name, config)
+    return config
+
+
+@contextmanager
+def _reading(source: Source, part: str) -> Iterator[None]:
+    """Turn what `from_pretrained` raises into one sentence; keep its bars where something is downloaded."""
+    try:
+        with nullcontext() if source.kind == "hub" else quiet_transformers():
+            yield
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise TercelError(_explain(source, part, error)) from error
+
+
+def _explain(source: Source, part: str, error: Exception) -> str:
+    text, causes = str(error), tuple(_chain(error))
+    name = source.name
+    if "trust_remote_code" in text:
+        return f"{name} brings its own Python code; read it and, if you trust it, ask for trust-remote-code"
+    if any(isinstance(cause, GatedRepoError) for cause in causes):
+        return f"{name} is a gated model; ask for access on its Hub page and log in with `hf auth login`"
+    if any(isinstance(cause, RevisionNotFoundError) for cause in causes):
+        return f"{name} has no revision {source.revision}; give one that its Hub page lists"
+    if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
+        return f"there is no public model {name} on the Hub; {_hint(name)}"
+    offline = (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError)
+    if any(isinstance(cause, offline) for cause in causes) or "couldn't connect" in text:
+        return (
+            f"the Hub cannot be reached and the {part} of {name} is not in its cache; go online, give a "
+            f"local folder, or use a built-in target ({', '.join(BUILTIN)})"
+        )
+    if "does not recognize this architecture" in text:
+        return f"the installed transformers does not know the architecture of {name}; update transformers"
+    if "instantiate the backend tokenizer" in text:
+        return f"{name} holds no usable tokenizer; save the model's tokenizer into it"
+    if "attn_implementation" in text or "FlashAttention" in text:
+        return f"this attention implementation cannot be used ({one_line(error, 120)}); use sdpa or eager"
+    if part == "weights" and isinstance(error, OSError) and ".safetensors" in text:
+        return f"{name} has no model.safetensors (pickled weights are never read); save it as safetensors"
+    return f"cannot read the {part} of {name}: {one_line(error)}"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

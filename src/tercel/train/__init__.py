@@ -1,0 +1,1 @@
+"""Training-time test: from conversations and a frozen target to a head."""

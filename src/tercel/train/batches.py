@@ -1,0 +1,82 @@
+"""Which chats make which batch: known in advance for the whole run, so that a resumed one sees the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tercel.chat.conversation import TokenizedChat
+from tercel.errors import TercelError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Training chats and held-out ones."""
+
+    train: list[TokenizedChat]
+    held_out: list[TokenizedChat]
+
+
+def split(chats: Sequence[TokenizedChat], share: float) -> Split:
+    """Hold out about `share` of the chats, chosen by a hash of their tokens (so equal chats fall on one
+    side).
+
+    Raises `TercelError` if either side would be empty.
+    """
+    train: list[TokenizedChat] = []
+    held_out: list[TokenizedChat] = []
+    for chat in chats:
+        digest = hashlib.sha256(np.asarray(chat.tokens, dtype=np.int64).tobytes()).digest()
+        (held_out if int.from_bytes(digest[:4], "big") < share * 2**32 else train).append(chat)
+    if not train or not held_out:
+        raise TercelError(
+            f"{len(chats)} conversations are too few to hold out a share of {share}; give more data or a larger share"
+        )
+    return Split(train, held_out)
+
+
+def plan_batches(lengths: Sequence[int], batch_tokens: int, epochs: int, seed: int) -> list[list[int]]:
+    """Indices of the chats of every micro-batch of the run, epoch after epoch, each shuffled by `seed` and
+    packed up to `batch_tokens` (a longer chat is a batch of its own)."""
+    plan: list[list[int]] = []
+    for epoch in range(epochs):
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        order = torch.randperm(len(lengths), generator=generator).tolist()
+        batch: list[int] = []
+        tokens = 0
+        for index in order:
+            if batch and tokens + lengths[index] > batch_tokens:
+                plan.append(batch)
+                batch, tokens = [], 0
+            batch.append(index)
+            tokens += lengths[index]
+        plan.append(batch)
+    return plan
+
+
+def data_digest(chats: Sequence[TokenizedChat]) -> str:
+    """Hash of all tokens and masks, in order."""
+    digest = hashlib.sha256()
+    for chat in chats:
+        digest.update(np.asarray(chat.tokens, dtype=np.int64).tobytes())
+        digest.update(np.asarray(chat.supervised, dtype=bool).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def supervised_counts(chats: Sequence[TokenizedChat], vocab_size: int) -> torch.Tensor:
+    """int64 `[V]`: how often each token is supervised. Raises `TercelError` for ids outside the
+    vocabulary."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for chat in chats:
+        ids = np.asarray(chat.tokens)[np.asarray(chat.supervised)]
+        if len(ids) and int(ids.max()) >= vocab_size:
+            raise TercelError(
+                f"conversation {chat.id} holds token {int(ids.max())}, but the target has {vocab_size} tokens; "
+                "the data was tokenised for another target"
+            )
+        np.add.at(counts, ids, 1)
+    return torch.from_numpy(counts)

@@ -1,0 +1,107 @@
+"""Everything `tercel train` can be told; YAML keys and flags have these names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tercel.errors import TercelError
+from tercel.train.ttt import Objective
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Recipe of one training run. Defaults follow the paper where the scale does not forbid it (spec section
+    7).
+
+    batch_tokens: packed tokens of one optimizer step's micro-batch; accumulate: micro-batches a step.
+    lr: peak of a linear warm-up (share `warmup` of all steps) and a cosine down to `final_lr` of it.
+    ttt_steps: `S`; decay: weight of step `s` is `decay^s` (0: the plain mean of the paper's formula).
+    draft_vocab: `W` (0: the target's whole vocabulary).
+    """
+
+    epochs: int = 2
+    batch_tokens: int = 2048
+    accumulate: int = 1
+    lr: float = 5e-4
+    final_lr: float = 0.05
+    warmup: float = 0.04
+    weight_decay: float = 0.0
+    clip: float = 0.5
+    max_length: int = 2048
+    ttt_steps: int = 7
+    decay: float = 0.8
+    loss: str = "soft"
+    oov: str = "drop"
+    average: str = "sequence"
+    draft_vocab: int = 8192
+    feature_layers: tuple[int, ...] = ()
+    fc_norm: bool = False
+    norm_output: bool = False
+    seed: int = 0
+    eval_share: float = 0.02
+    eval_every: int = 100
+    save_every: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_tokens", "accumulate", "ttt_steps", "eval_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise TercelError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, allowed in (
+            ("loss", ("soft", "hard", "lk")),
+            ("oov", ("drop", "keep")),
+            ("average", ("sequence", "token")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise TercelError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        if not 0 < self.eval_share < 1:
+            raise TercelError(f"eval_share must lie between 0 and 1, not {self.eval_share}")
+        if self.lr <= 0:
+            raise TercelError(f"lr must be positive, not {self.lr}")
+
+    @property
+    def objective(self) -> Objective:
+        return Objective(
+            steps=self.ttt_steps,
+            decay=self.decay or None,
+            kind=self.loss,  # type: ignore[arg-type]  # checked above
+            oov=self.oov,
+            average=self.average,
+        )
+
+    def digest(self, data: str, target: str) -> str:
+        """Key of a run: what a resumed run must share with the one it continues."""
+        values: dict[str, Any] = {**asdict(self), "data": data, "target": target}
+        for free in ("eval_every", "save_every"):  # they change what is written, not what is learned
+            values.pop(free)
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps its things. The folder itself is the best head so far."""
+
+    out: Path
+
+    @property
+    def last(self) -> Path:
+        return self.out / "last"
+
+    @property
+    def training(self) -> Path:
+        return self.out / "training"
+
+    @property
+    def state(self) -> Path:
+        return self.training / "state.pt"
+
+    @property
+    def metrics(self) -> Path:
+        return self.training / "metrics.jsonl"
+
+    @property
+    def curves(self) -> Path:
+        return self.training / "curves.png"

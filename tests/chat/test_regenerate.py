@@ -1,0 +1,260 @@
+"""Regeneration with a responder made for the tests: order, context, kill and resume, failures."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tercel.chat import (
+    Answer,
+    Conversation,
+    Message,
+    RegenerateSettings,
+    Renderer,
+    read_conversations,
+    regenerate,
+    serving_prompt,
+)
+from tercel.errors import TercelError
+
+from .test_readers import turns
+from .tokenizers_for_tests import make_tokenizer
+
+TOKENIZER = make_tokenizer("chatml")
+SETTINGS = RegenerateSettings("tiny", temperature=0.0, seed=0, max_new_tokens=8, context=200)
+
+
+class Killed(BaseException):
+    """What a signal does to the run."""
+
+
+class Echo:
+    """Answers "re: <last question>", a few at a time in random order; fails or dies where it is told to."""
+
+    def __init__(self, seed: int = 0, *, fail: str = "", die_after: int = 10**9, finish: str = "stop"):
+        self.random, self.fail, self.die_after, self.finish = random.Random(seed), fail, die_after, finish
+        self.waiting: list[tuple[str, list[int]]] = []
+        self.prompts: list[str] = []
+        self.most = 0
+
+    def submit(self, key: str, prompt_ids: list[int]) -> None:
+        self.waiting.append((key, prompt_ids))
+        self.most = max(self.most, len(self.waiting))
+
+    def pending(self) -> int:
+        return len(self.waiting)
+
+    def poll(self) -> list[Answer]:
+        self.random.shuffle(self.waiting)
+        count = self.random.randint(1, max(1, len(self.waiting)))
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return [self.answer(*request) for request in taken]
+
+    def answer(self, key: str, prompt_ids: list[int]) -> Answer:
+        if self.die_after == 0:
+            raise Killed
+        self.die_after -= 1
+        prompt = TOKENIZER.decode(prompt_ids)
+        self.prompts.append(prompt)
+        question = prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+        if self.fail and self.fail in question:
+            return Answer(key, (), "error: out of memory")
+        ids = TOKENIZER(f"re: {question}<|im_end|>")["input_ids"]
+        return Answer(key, tuple(ids if self.finish == "stop" else ids[:-1]), self.finish)
+
+
+def asks(id: str, *texts: str) -> Conversation:
+    return Conversation(id, tuple(Message("user", text) for text in texts), "test")
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def run(prompts, respond, out: Path, **changes):
+    return regenerate(
+        prompts, respond, out, tokenizer=TOKENIZER, settings=replace(SETTINGS, **changes), in_flight=3
+    )
+
+
+def test_every_user_turn_is_answered_in_context(tmp_path: Path) -> None:
+    source = Conversation(
+        "c",
+        (
+            Message("system", "Be."),
+            Message("user", "one"),
+            Message("assistant", "of the source"),
+            Message("tool", "also of the source"),
+            Message("user", "two"),
+            Message("user", "three"),
+            Message("assistant", "last of the source"),
+        ),
+        "test",
+    )
+    out, echo = tmp_path / "out.jsonl", Echo()
+    report = run([source], echo, out)
+    (row,) = lines(out)
+    expected = [
+        ("system", "Be."),
+        ("user", "one"),
+        ("assistant", "re: one"),
+        ("user", "two"),
+        ("assistant", "re: two"),
+        ("user", "three"),
+        ("assistant", "re: three"),
+    ]
+    (conversation,) = read_conversations(out)
+    assert turns(conversation) == expected
+    assert (row["id"], row["source"], row["finish"]) == ("c", "test", ["stop"] * 3)
+    messages = [Message(role, content) for role, content in expected]
+    served = [TOKENIZER.decode(serving_prompt(TOKENIZER, messages[:at])) for at in (2, 4, 6)]
+    assert echo.prompts == served
+    assert (report.read, report.answered, report.turns, report.cut) == (1, 1, 3, 0)
+    assert report.tokens == sum(map(len, row["answer_ids"]))
+    (chat,) = Renderer(TOKENIZER).render(conversation).chats
+    assert chat.supervised.sum() == report.tokens
+
+
+def test_counts_reasons_and_conversations_in_flight(tmp_path: Path) -> None:
+    prompts = [asks(f"c{i}", f"question {i}", "bad" if i == 4 else "more") for i in range(9)]
+    prompts += [
+        asks("long", "word " * 300),
+        asks("late", "short", "word " * 300),
+        Conversation("none", (Message("assistant", "x"), Message("system", "s")), "test"),
+        asks("c0", "the same id again"),
+    ]
+    out, echo = tmp_path / "out.jsonl", Echo(1, fail="bad")
+    seen = []
+    report = regenerate(
+        prompts, echo, out, tokenizer=TOKENIZER, settings=SETTINGS, in_flight=3, on_progress=seen.append
+    )
+    assert echo.most == 3
+    assert report.answered + report.failed + report.skipped == report.read == 13
+    assert (report.answered, report.failed, report.skipped, report.done_before) == (10, 1, 2, 0)
+    assert report.reasons == {"out of memory": 1, "the prompt exceeds the context": 1, "no user turn": 1}
+    assert seen[-1] == report
+    rows = {row["id"]: row for row in lines(out)}
+    assert len(rows) == 10
+    assert [m["content"] for m in rows["late"]["messages"]] == ["short", "re: short"]
+    assert rows["c0~2"]["messages"][0]["content"] == "the same id again"
+    assert "c4" not in rows
+    assert not list(tmp_path.glob("*.part"))
+
+
+@given(die_after=st.integers(0, 14), torn=st.integers(0, 40), seed=st.integers(0, 5))
+@settings(max_examples=40, deadline=None)
+def test_kill_and_resume(tmp_path_factory, die_after: int, torn: int, seed: int) -> None:
+    """Killed anywhere, with a torn last line or none, a second run gives what one run gives."""
+    folder = tmp_path_factory.mktemp("kill")
+    prompts = [asks(f"c{i}", f"a {i}", f"b é {i}") for i in range(7)]
+    out, part = folder / "out.jsonl", folder / "out.jsonl.part"
+    with pytest.raises(Killed):
+        run(prompts, Echo(seed, die_after=die_after - 1 if die_after == 14 else die_after), out)
+    assert not out.exists()
+    done = len(part.read_bytes().splitlines())
+    if torn:
+        with part.open("ab") as stream:
+            stream.write(json.dumps({"id": "c6", "messages": "é" * 40}, ensure_ascii=False).encode()[:torn])
+    echo = Echo(seed + 1)
+    report = run(prompts, echo, out)
+    assert (report.done_before, report.answered) == (done, 7 - done)
+    assert report.answered + report.failed + report.skipped == report.read == 7
+    assert len(echo.prompts) == 2 * report.answered
+    whole = folder / "whole.jsonl"
+    run(prompts, Echo(9), whole)
+    by_id = [sorted(lines(path), key=lambda row: row["id"]) for path in (out, whole)]
+    assert by_id[0] == by_id[1]
+
+
+def test_failed_conversations_are_tried_again_by_a_resumed_run(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    prompts = [asks("good", "x"), asks("ill", "bad"), asks("last", "y")]
+    with pytest.raises(Killed):
+        run(prompts, Echo(0, fail="bad", die_after=2), out)
+    report = run(prompts, Echo(0), out)
+    assert report.failed == 0
+    assert {row["id"] for row in lines(out)} == {"good", "ill", "last"}
+
+
+def test_other_settings_or_prompts_are_refused(tmp_path: Path) -> None:
+    out, prompts = tmp_path / "out.jsonl", [asks("a", "x"), asks("b", "y")]
+    with pytest.raises(Killed):
+        run(prompts, Echo(die_after=1), out)
+    with pytest.raises(TercelError, match=r"was begun with temperature 0\.0, not 0\.5"):
+        run(prompts, Echo(), out, temperature=0.5)
+    with pytest.raises(TercelError, match="prompts_sha256"):
+        run([asks("a", "x"), asks("b", "z")], Echo(), out)
+    with pytest.raises(TercelError, match="prompts 2, not 3"):
+        run([*prompts, asks("c", "z")], Echo(), out)
+    (tmp_path / "out.jsonl.settings.json").unlink()
+    with pytest.raises(TercelError, match=r"no readable out\.jsonl\.settings\.json"):
+        run(prompts, Echo(), out)
+
+
+def test_a_damaged_part_file(tmp_path: Path) -> None:
+    out, prompts = tmp_path / "out.jsonl", [asks("a", "x"), asks("b", "y")]
+    with pytest.raises(Killed):
+        run(prompts, Echo(die_after=1), out)
+    part = tmp_path / "out.jsonl.part"
+    part.write_text('{"id": "a"}\nrubbish\n', encoding="utf-8")
+    with pytest.raises(TercelError, match=r"out\.jsonl\.part, line 2"):
+        run(prompts, Echo(), out)
+
+
+def test_cut_answers_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    report = run([asks("a", "x", "y")], Echo(finish="length"), out)
+    assert report.cut == report.turns == 2
+    (row,) = lines(out)
+    assert row["finish"] == ["length", "length"]
+    assert row["messages"][-1]["content"] == "re: y"
+    (chat,) = Renderer(TOKENIZER).render(next(read_conversations(out))).chats
+    assert TOKENIZER.eos_token_id not in chat.tokens[chat.supervised]  # it was never generated
+
+
+class Wrong(Echo):
+    def __init__(self, *answers: Answer):
+        super().__init__()
+        self.answers = list(answers)
+
+    def poll(self) -> list[Answer]:
+        return self.answers
+
+
+@pytest.mark.parametrize(
+    ("respond", "message"),
+    [
+        (Wrong(), "returned nothing with 1 conversations unanswered"),
+        (Wrong(Answer("z", (1,), "stop")), "answered 'z', which was not asked"),
+        (Wrong(Answer("a", (1,), "eos")), "unknown finish 'eos'"),
+        (
+            Wrong(Answer("a", (), "stop")),
+            "none of the 1 conversations was answered: an answer without tokens",
+        ),
+        (Echo(fail="x"), "none of the 1 conversations was answered: out of memory"),
+    ],
+)
+def test_responders_that_break_the_rules(tmp_path: Path, respond, message: str) -> None:
+    with pytest.raises(TercelError, match=message):
+        run([asks("a", "x")], respond, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(TercelError, match="no prompts to answer"):
+        run([], Echo(), out)
+    with pytest.raises(TercelError, match="in flight"):
+        regenerate([asks("a", "x")], Echo(), out, tokenizer=TOKENIZER, settings=SETTINGS, in_flight=0)
+    with pytest.raises(TercelError, match="no chat template"):
+        regenerate([asks("a", "x")], Echo(), out, tokenizer=make_tokenizer("base"), settings=SETTINGS)
+    out.write_text("mine", encoding="utf-8")
+    with pytest.raises(TercelError, match="exists already"):
+        run([asks("a", "x")], Echo(), out)
+    assert out.read_text(encoding="utf-8") == "mine"
