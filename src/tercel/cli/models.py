@@ -90,3 +90,12 @@ def fast_dtype(device: torch.device) -> str:
         return "bfloat16"
     able = torch.cpu.get_capabilities()
     return "bfloat16" if able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16") else "float32"
+
+
+def check_prompt(proposer: Proposer, target: Target, prompt_tokens: int, max_new_tokens: int) -> None:
+    """Raises `TercelError` if an answer could outgrow the positions that the draft head allows."""
+    from tercel.decode.compat import check_room
+    from tercel.decode.eagle3 import Eagle3
+
+    if isinstance(proposer, Eagle3):
+        check_room(proposer.draft, target, prompt_tokens, max_new_tokens)

@@ -6,7 +6,7 @@ Shape legend: Q questions, R bootstrap resamples.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -101,7 +101,9 @@ def _columns(first: Sequence[float], second: Sequence[float]) -> tuple[np.ndarra
     return a, b
 
 
-def _bootstrap(columns: np.ndarray, statistic, seed: int, resamples: int) -> Interval:  # type: ignore[no-untyped-def]
+def _bootstrap(
+    columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], seed: int, resamples: int
+) -> Interval:
     """Expanded percentile interval of `statistic(sums [C] or [C, R])` over columns `[C, Q]`.
 
     The plain percentile interval is too short for few questions, by the factor between the normal and Student's

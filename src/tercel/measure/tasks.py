@@ -139,9 +139,9 @@ def _find(name: str, folders: Sequence[Path]) -> Path | None:
         return found
     known = sorted({DEMO, *(path.stem for place in places for path in place.glob("*.jsonl"))})
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    advice = f"did you mean {near[0]}?" if near else "name one of these, or a JSONL file"
     looked = ", ".join(map(str, folders)) or "no data folder"
-    raise TercelError(f"there is no task {name} in {looked}{hint} Found: {', '.join(known)}".replace("  ", " "))
+    raise TercelError(f"there is no task {name} in {looked} (found: {', '.join(known)}); {advice}")
 
 
 def _read(path: Path) -> str:

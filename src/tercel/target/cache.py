@@ -97,9 +97,9 @@ class TargetCache(Cache):
         self.capacity = capacity
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """Make a path of the last block permanent: `paths[row]` are block indices in path order, `[]` keeps
-        none.
+        """Make a path of the last block permanent.
 
+        `paths[row]` are block indices in path order; `[]` keeps none.
         Raises `TercelError` if a path names an index outside the block.
         """
         for row, path in enumerate(paths):
@@ -123,10 +123,13 @@ class TargetCache(Cache):
         if other.capacity > self.capacity:
             self._grow(other.capacity)
         for mine, theirs in ((self._keys, other._keys), (self._values, other._values)):
+            mine += [None] * (len(theirs) - len(mine))  # a cache that has seen no block yet
             for layer, source in enumerate(theirs):
-                storage = mine[layer]
-                if source is None or storage is None:
+                if source is None:
                     continue
+                storage = mine[layer]
+                if storage is None:
+                    storage = source.new_zeros(self.rows, source.shape[1], self.capacity, source.shape[3])
                 row = storage.new_zeros(1, *storage.shape[1:])
                 row[:, :, : other.lengths[0]] = source[:, :, : other.lengths[0]]
                 mine[layer] = torch.cat([storage, row])

@@ -53,8 +53,7 @@ def within_window(positions: Tensor, slots: Tensor, window: int) -> Tensor:
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bool `[B, T, S]` to what attention adds to its scores: `[B, 1, T, S]`, 0 or the lowest number of
-    `dtype`.
+    """Bool `[B, T, S]` to what attention adds to its scores: `[B, 1, T, S]`, 0 or `dtype`'s lowest number.
 
     Made once a forward: a bool mask would be converted again in every layer.
     """

@@ -48,14 +48,14 @@ def default_feature_layers(num_layers: int) -> tuple[int, ...]:
     """
     if num_layers < 3:
         raise TercelError(
-            f"a model of {num_layers} layers has no low, middle and high layer; name the feature layers yourself"
+            f"a model of {num_layers} layers has no low, middle and high layer; "
+            "name the feature layers yourself"
         )
     return (2, num_layers // 2, num_layers - 3) if num_layers >= 7 else (0, num_layers // 2, num_layers - 1)
 
 
 class Target:
-    """A frozen causal language model with hooks for its features, and what a draft head needs to know of
-    it."""
+    """A frozen causal language model with hooks for its features, and what a head needs to know of it."""
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, source: Source
@@ -139,8 +139,10 @@ class Target:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Short digest of the weights (a sample of every matrix, at bfloat16 precision so that the dtype
-        loaded does not matter) and the sizes."""
+        """Short digest of the sizes and of a sample of every weight.
+
+        Taken at bfloat16 precision, so that the dtype loaded does not matter.
+        """
         digest = hashlib.sha256(f"{self.num_layers} {self.hidden_size} {self.vocab_size}".encode())
         for name, parameter in self.model.named_parameters():
             flat = parameter.detach().flatten()
@@ -164,7 +166,8 @@ class Target:
         for layer in layers:
             if not 0 <= layer < self.num_layers:
                 raise TercelError(
-                    f"feature layer {layer} is out of range: {self.source.name} has layers 0..{self.num_layers - 1}"
+                    f"feature layer {layer} is out of range: {self.source.name} has layers "
+                    f"0..{self.num_layers - 1}"
                 )
         if tuple(layers) == self.feature_layers:
             return
@@ -213,8 +216,7 @@ class Target:
 
     @torch.no_grad()
     def encode(self, tokens: Tensor) -> TargetOutput:
-        """Run whole right-padded sequences `[B, T]` without a cache (training; causality hides the
-        padding)."""
+        """Run whole right-padded sequences `[B, T]` without a cache; causality hides the padding."""
         return self._run(tokens, None, None, None)
 
     def _run(
@@ -233,8 +235,12 @@ class Target:
         return TargetOutput(hidden=hidden, layers=layers)
 
     def prefill(self, tokens: Sequence[int], cache: TargetCache, chunk: int = 512) -> TargetOutput:
-        """Run a prompt behind what a one-row `cache` holds, in chunks, and commit it. Returns `[1, T,
-        ...]`."""
+        """Run a prompt behind what a one-row `cache` holds and commit it; returns `[1, T, ..]`.
+
+        Raises `TercelError` for an empty prompt.
+        """
+        if not len(tokens):
+            raise TercelError("an empty prompt gives the target nothing to go on; give at least one token")
         outputs = []
         for start in range(0, len(tokens), chunk):
             piece = torch.tensor([tokens[start : start + chunk]], device=self.device)
@@ -265,7 +271,8 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise TercelError(
-        f"found no list of {count} decoder layers in {type(decoder).__name__}; its features cannot be captured"
+        f"found no list of {count} decoder layers in {type(decoder).__name__}; "
+        "its features cannot be captured"
     )
 
 

@@ -38,8 +38,7 @@ class OutputLayer:
     @classmethod
     @torch.no_grad()
     def of(cls, model: PreTrainedModel) -> OutputLayer:
-        """Find the form that reproduces `model`'s logits. Raises `TercelError` if none of the known ones
-        does."""
+        """Find the form that reproduces `model`'s logits; raises `TercelError` if none known does."""
         linear = model.get_output_embeddings()
         tokens = probe_tokens(model)
         hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
@@ -50,20 +49,21 @@ class OutputLayer:
             scales.append(float(config.logit_scale))
         if getattr(config, "logits_scaling", None):  # Granite
             scales.append(1.0 / float(config.logits_scaling))
-        for scale in scales:
-            for cap in {None, getattr(config, "final_logit_softcapping", None)}:
-                layer = cls(linear, scale, cap)
-                if torch.allclose(layer(hidden).float(), truth, rtol=1e-2, atol=1e-2 * float(truth.std())):
-                    return layer
+        caps = {None, getattr(config, "final_logit_softcapping", None)}
+        # the nearest, not the first near enough: a cap hardly changes the small logits of a few tokens
+        forms = [cls(linear, scale, cap) for scale in scales for cap in caps]
+        nearest = min(forms, key=lambda form: float((form(hidden).float() - truth).abs().max()))
+        if torch.allclose(nearest(hidden).float(), truth, rtol=1e-2, atol=1e-2 * float(truth.std())):
+            return nearest
         raise TercelError(
-            f"the logits of {type(model).__name__} are not its output layer's, nor a scaled or capped form of them; "
-            "this architecture is not supported yet"
+            f"the logits of {type(model).__name__} are not its output layer's, nor a scaled or capped form of "
+            "them; this architecture is not supported yet"
         )
 
 
 def probe_tokens(model: PreTrainedModel) -> Tensor:
     """A few different tokens `[1, T]`, away from the special ids at the start of the vocabulary."""
-    vocab = model.get_input_embeddings().weight.shape[0]
+    vocab = model.config.get_text_config().vocab_size
     return (torch.arange(PROBE_TOKENS, device=model.device)[None] * 7 + vocab // 2) % vocab
 
 

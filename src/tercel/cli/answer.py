@@ -1,0 +1,88 @@
+"""Showing an answer while it grows: plain, or with the accepted drafts in another colour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from tercel.decode.engine import Engine
+    from tercel.decode.types import Event, GenerationResult, Request
+
+ACCEPTED, OWN = "green", ""
+LEGEND = Text.assemble(("green", ACCEPTED), ": drafted and accepted; plain: the target's own")
+
+
+class ColouredText:
+    """Text of events with one style a token: green if it was an accepted draft."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
+        from tercel.decode.streaming import TextStream
+
+        self._stream = TextStream(tokenizer, stop)
+
+    def of(self, event: Event) -> Text:
+        """What the event adds. A character made of several tokens has the style of the last one."""
+        text = Text()
+        for number, token in enumerate(event.emission.tokens):
+            if self._stream.stopped:
+                break
+            text.append(self._stream.push(token), ACCEPTED if number < event.drafted else OWN)
+        if event.result is not None:
+            text.append(self._stream.finish(), OWN)
+        return text
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An answer that was streamed to the user, and the seconds it took, prefill included."""
+
+    result: GenerationResult
+    seconds: float
+
+
+def stream_answer(engine: Engine, request: Request, console: Console, *, colours: bool) -> Shown:
+    """Generate one answer and print it as it grows. Raises `TercelError` if the prompt does not fit."""
+    coloured = ColouredText(engine.target.tokenizer, request.params.stop)
+    started = time.perf_counter()
+    result = None
+    for event in engine.stream([request]):
+        text = coloured.of(event) if colours else Text(event.emission.text)
+        console.print(text, end="", soft_wrap=True)
+        result = event.result
+    assert result is not None
+    console.print()
+    return Shown(result, time.perf_counter() - started)
+
+
+def rate_line(shown: Shown) -> str:
+    """Tokens, seconds, tokens a second and acceptance length, in one line."""
+    result = shown.result
+    count = len(result.tokens)
+    rate = (count - 1) / result.decode_seconds if result.steps else 0.0
+    return f"{count} tokens in {shown.seconds:.2f} s, {rate:.1f} tokens/s after the first, τ {result.tau:.2f}"
+
+
+def as_json(shown: Shown) -> dict[str, Any]:
+    result = shown.result
+    return {
+        "text": result.text,
+        "tokens": list(result.tokens),
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": result.prompt_tokens,
+        "steps": result.steps,
+        "tau": result.tau,
+        "accepted": list(result.accepted),
+        "nodes": result.nodes,
+        "seconds": shown.seconds,
+        "prefill_seconds": result.prefill_seconds,
+        "decode_seconds": result.decode_seconds,
+        "split": result.split,
+    }

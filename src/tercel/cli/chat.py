@@ -1,0 +1,111 @@
+"""`tercel chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from tercel.cli.answer import LEGEND, rate_line, stream_answer
+from tercel.cli.groups import with_groups
+from tercel.cli.models import check_prompt, open_proposer, open_target
+from tercel.cli.options import DraftOptions, HeadName, ModelOptions, SamplingOptions, TargetName
+from tercel.errors import TercelError
+
+if TYPE_CHECKING:
+    from tercel.chat import Message
+    from tercel.decode.engine import Engine
+    from tercel.decode.sampling import SamplingParams
+
+HELP = "/reset forgets the conversation, /quit leaves; Ctrl-C stops an answer"
+
+
+@with_groups
+def command(
+    target: TargetName,
+    model: ModelOptions,
+    draft: DraftOptions,
+    sampling: SamplingOptions,
+    head: HeadName = None,
+    system: Annotated[str | None, typer.Option(help="A system message before the conversation.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Colour accepted drafts, and print rate and τ.")] = False,
+) -> None:
+    """Talk to the target; answers are streamed as they are verified."""
+    params = sampling.params()
+    loaded = open_target(target, model)
+    if not loaded.tokenizer.chat_template:
+        raise TercelError(f"{target} has no chat template; `tercel generate --raw` goes on with a text")
+    from tercel.decode.engine import Engine
+
+    engine = Engine(loaded, open_proposer(head, loaded, draft))
+    console = Console(highlight=False)
+    console.print(Text(HELP, style="dim"))
+    if show:
+        console.print(LEGEND)
+    Conversation(engine, params, console, system, show).talk()
+
+
+class Conversation:
+    """Messages so far and what answers them."""
+
+    def __init__(
+        self, engine: Engine, params: SamplingParams, console: Console, system: str | None, show: bool
+    ) -> None:
+        self._engine, self._params, self._console = engine, params, console
+        self._system, self._show = system, show
+        self._messages = self._beginning()
+
+    def talk(self) -> None:
+        """Until /quit or the end of the input."""
+        while True:
+            try:
+                line = self._console.input("[bold]> [/bold]").strip()
+            except EOFError:
+                return
+            if line == "/quit":
+                return
+            if line == "/reset":
+                self._messages = self._beginning()
+                self._console.print(Text("forgotten", style="dim"))
+            elif line.startswith("/"):
+                self._console.print(Text(f"there is no command {line}; {HELP}", style="dim"))
+            elif line:
+                self._turn(line)
+
+    def _turn(self, question: str) -> None:
+        """Answer, and keep the turn only if the whole answer came."""
+        from tercel.chat import Message
+
+        asked = [*self._messages, Message("user", question)]
+        try:
+            answer = self._answer(asked)
+        except TercelError as error:
+            self._console.print(Text(str(error), style="yellow"), soft_wrap=True)
+        except KeyboardInterrupt:
+            self._console.print(Text("\nstopped; this turn is forgotten", style="dim"))
+        else:
+            self._messages = [*asked, answer]
+
+    def _answer(self, asked: list[Message]) -> Message:
+        from tercel.chat import Message, serving_prompt
+        from tercel.decode.types import Request
+
+        target = self._engine.target
+        prompt = tuple(serving_prompt(target.tokenizer, asked))
+        if len(prompt) >= target.context_length:
+            raise TercelError(
+                f"the conversation has grown to {len(prompt)} tokens, but {target.source.name} takes "
+                f"{target.context_length} with the answer; /reset starts a new one"
+            )
+        check_prompt(self._engine.proposer, target, len(prompt), self._params.max_new_tokens)
+        shown = stream_answer(self._engine, Request(prompt, self._params), self._console, colours=self._show)
+        if self._show:
+            self._console.print(Text(rate_line(shown), style="dim"))
+        return Message("assistant", shown.result.text)
+
+    def _beginning(self) -> list[Message]:
+        from tercel.chat import Message
+
+        return [] if self._system is None else [Message("system", self._system)]

@@ -1,0 +1,124 @@
+"""`tercel data regenerate`: the target's own answers to a set of prompts, as training data."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from tercel.cli.groups import with_groups
+from tercel.cli.models import open_proposer, open_target
+from tercel.cli.options import DraftKind, DraftOptions, ModelOptions
+from tercel.errors import TercelError
+from tercel.heads import shipped
+
+if TYPE_CHECKING:
+    from tercel.chat import RegenerateReport
+
+
+@with_groups
+def command(
+    prompts: Annotated[
+        str, typer.Argument(help="A file, the name of a data set, or org/name[:split] of the Hub.")
+    ],
+    target: Annotated[str, typer.Option(help="The model that answers.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The JSONL file to write.")],
+    model: ModelOptions,
+    draft: DraftOptions,
+    head: Annotated[
+        str | None,
+        typer.Option(help="Draft with this head.", show_default="the target's shipped one, or no drafts"),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Makes sampled answers repeatable.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
+    in_flight: Annotated[int, typer.Option(min=1, help="Conversations answered at a time.")] = 32,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many prompts.")] = None,
+) -> None:
+    """Let the target answer every user turn; the same command again goes on where a stopped one left off."""
+    from tercel.chat import RegenerateSettings, read_conversations, regenerate
+    from tercel.decode.engine import Engine
+    from tercel.decode.responder import EngineResponder
+    from tercel.decode.sampling import SamplingParams
+
+    params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)
+    if out.exists():
+        raise TercelError(f"{out} exists already; remove it or choose another name")
+    notes: list[str] = []
+    conversations = list(read_conversations(prompts, limit, notes))
+    loaded = open_target(target, model)
+    if max_new_tokens >= loaded.context_length:
+        raise TercelError(
+            f"--max-new-tokens {max_new_tokens} leaves no room for a prompt in the {loaded.context_length} tokens that "
+            f"{target} takes; lower it"
+        )
+    drafting = head is not None or shipped(target) is not None
+    kind = draft if drafting else DraftOptions(draft=DraftKind.none)
+    responder = EngineResponder(
+        Engine(loaded, open_proposer(head, loaded, kind), slots=min(in_flight, len(conversations))), params
+    )
+    settings = RegenerateSettings(
+        target=loaded.fingerprint,
+        temperature=temperature,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        context=loaded.context_length - max_new_tokens,
+    )
+    console = Console()
+    for note in notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+    with AnswerProgress(console) as progress:
+        try:
+            report = regenerate(
+                conversations,
+                responder,
+                out,
+                tokenizer=loaded.tokenizer,
+                settings=settings,
+                in_flight=in_flight,
+                on_progress=progress.show,
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"stopped; {out}.part keeps the answers, and the same command again goes on with it"
+            ) from None
+    for line in report_lines(report, out):
+        console.print(Text(line), soft_wrap=True)
+
+
+class AnswerProgress(Progress):
+    """A bar over conversations, with answers and tokens a second."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            TextColumn("answering"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[rates]}"),
+        )
+        super().__init__(*columns, console=console)
+        self._bar = self.add_task("answering", total=None, rates="")
+        self._started = time.monotonic()
+
+    def show(self, report: RegenerateReport) -> None:
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        rates = f"{report.turns / seconds:.2f} answers/s  {report.tokens / seconds:,.0f} tokens/s"
+        done = report.answered + report.failed + report.skipped
+        self.update(self._bar, total=report.read, completed=done, rates=rates)
+
+
+def report_lines(report: RegenerateReport, out: Path) -> list[str]:
+    """The account of a run: its counts always add up."""
+    lines = [f"{report.answered} answered + {report.failed} failed + {report.skipped} skipped = {report.read} read"]
+    if report.done_before:
+        lines.append(f"{report.done_before} of the skipped were answered by an earlier run")
+    lines += [f"{count} × {reason}" for reason, count in report.reasons.items()]
+    cut = f", {report.cut} of them cut at the token limit" if report.cut else ""
+    lines.append(f"{report.turns:,} answers of {report.tokens:,} tokens{cut}, in {out}")
+    return lines

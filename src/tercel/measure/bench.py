@@ -1,0 +1,182 @@
+"""Paired timing: every question is answered by every method in turn, so that whatever slows the machine down slows
+all of them (spec section 10)."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+
+import numpy
+import torch
+import transformers
+
+from importlib.metadata import version
+from tercel.decode.sampling import SamplingParams
+from tercel.errors import TercelError
+from tercel.measure.methods import Method, Run
+from tercel.measure.summary import (
+    VANILLA,
+    BenchReport,
+    QuestionRow,
+    TaskResult,
+    summarise,
+    time_split_ms,
+)
+from tercel.measure.tasks import Question, Task, prompt_ids
+from tercel.target.model import Target
+
+WARM_UP_TOKENS = 32
+SEED_STRIDE = 1000  # repetitions of a question have seeds this far apart
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """params: how every question is answered (`seed` None counts as 0; at a temperature, question `i` of a task has
+    seed `seed + i`). repeats: how often every question is asked; all repetitions count. head: name for the report."""
+
+    params: SamplingParams = field(default_factory=SamplingParams)
+    repeats: int = 1
+    head: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise TercelError(f"a benchmark needs at least one repetition, not {self.repeats}")
+
+
+@dataclass(frozen=True)
+class BenchProgress:
+    """One answer was given: `done` of `total` (an upper bound while questions may still be skipped)."""
+
+    task: str
+    question: str
+    method: str
+    run: Run
+    done: int
+    total: int
+
+
+OnAnswer = Callable[[BenchProgress], None]
+
+
+def run_bench(
+    target: Target,
+    methods: Mapping[str, Method],
+    tasks: Sequence[Task],
+    settings: BenchSettings,
+    progress: OnAnswer = lambda answer: None,
+) -> BenchReport:
+    """Answer every question of `tasks` with every method and compare.
+
+    methods: by name; `vanilla` (token by token through the same loop) must be there, `transformers` is the second
+    yardstick if it is. The order of methods rotates from answer to answer. Later turns of a conversation follow
+    vanilla's answers for every method, so that pairs stay pairs. One short warm-up of every method is not counted.
+
+    Raises `TercelError` if `vanilla` or a task is missing, or if every question of a task fills the context.
+    """
+    if VANILLA not in methods:
+        raise TercelError(f"a benchmark needs the method {VANILLA} to compare with; add it")
+    if not tasks:
+        raise TercelError("a benchmark needs at least one task")
+    _warm_up(target, methods, tasks[0].questions[0], settings.params)
+    asking = _Asking(target, methods, settings, progress)
+    asking.total = (
+        sum(len(q.turns) for task in tasks for q in task.questions) * settings.repeats * len(methods)
+    )
+    results = tuple(asking.ask(task) for task in tasks)
+    rows = [row for result in results for row in result.rows]
+    splits = {name: time_split_ms(rows, name) for name in methods}
+    return BenchReport(
+        target=target.source.name,
+        head=settings.head,
+        dtype=str(target.dtype).removeprefix("torch."),
+        device=str(target.device),
+        threads=torch.get_num_threads(),
+        tasks=results,
+        time_split_ms={name: split for name, split in splits.items() if split},
+        params=settings.params,
+        repeats=settings.repeats,
+        versions={
+            "tercel": version("tercel"),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": numpy.__version__,
+            "python": platform.python_version(),
+        },
+        timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def _warm_up(
+    target: Target, methods: Mapping[str, Method], question: Question, params: SamplingParams
+) -> None:
+    prompt = prompt_ids(target.tokenizer, question)
+    if len(prompt) >= target.context_length:
+        prompt = prompt[: target.context_length // 2]  # the question itself will be skipped
+    for method in methods.values():
+        method.run(prompt, replace(params, max_new_tokens=min(params.max_new_tokens, WARM_UP_TOKENS)))
+
+
+class _Asking:
+    """Asks questions and counts answers."""
+
+    def __init__(
+        self, target: Target, methods: Mapping[str, Method], settings: BenchSettings, progress: OnAnswer
+    ) -> None:
+        self.target, self.methods, self.settings, self.progress = target, methods, settings, progress
+        self.answers = 0
+        self.total = 0
+        self._asked = 0
+
+    def ask(self, task: Task) -> TaskResult:
+        skipped: dict[str, None] = {}
+        rows = []
+        for index, question in enumerate(task.questions):
+            runs: dict[str, list[Run]] = {name: [] for name in self.methods}
+            for repetition in range(self.settings.repeats):
+                seed = (self.settings.params.seed or 0) + index + SEED_STRIDE * repetition
+                params = replace(self.settings.params, seed=seed)
+                for turn in self._conversation(task, question, params, skipped):
+                    for name, run in turn.items():
+                        runs[name].append(run)
+            if runs[VANILLA]:
+                rows.append(QuestionRow(question.id, {name: tuple(runs[name]) for name in runs}))
+        if not rows:
+            raise TercelError(
+                f"every question of task {task.name} fills the context of {self.target.source.name} "
+                f"({self.target.context_length} tokens); choose a task with shorter prompts"
+            )
+        greedy = self.settings.params.greedy
+        comparable = {name: method.coupled or greedy for name, method in self.methods.items()}
+        return TaskResult(task.name, summarise(rows, comparable), tuple(rows), tuple(skipped))
+
+    def _conversation(
+        self, task: Task, question: Question, params: SamplingParams, skipped: dict[str, None]
+    ) -> Iterator[dict[str, Run]]:
+        """Every turn's runs by method, until a prompt fills the context."""
+        tokenizer = self.target.tokenizer
+        answers: list[str] = []
+        for number in range(len(question.turns)):
+            prompt = prompt_ids(tokenizer, question, answers)
+            if len(prompt) >= self.target.context_length:
+                skipped[question.id if number == 0 else f"{question.id}, turn {number + 1}"] = None
+                return
+            turn = self._turn(task, question, prompt, params)
+            yield turn
+            answers.append(str(tokenizer.decode(turn[VANILLA].tokens, skip_special_tokens=True)))
+
+    def _turn(
+        self, task: Task, question: Question, prompt: tuple[int, ...], params: SamplingParams
+    ) -> dict[str, Run]:
+        names = list(self.methods)
+        first = self._asked % len(names)
+        self._asked += 1
+        runs = {}
+        for name in names[first:] + names[:first]:
+            runs[name] = self.methods[name].run(prompt, params)
+            self.answers += 1
+            self.progress(
+                BenchProgress(task.name, question.id, name, runs[name], self.answers, self.total)
+            )
+        return runs

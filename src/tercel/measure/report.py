@@ -1,0 +1,98 @@
+"""A benchmark's numbers as a table for the terminal and as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+
+from tercel.errors import TercelError
+from tercel.files import atomic_file
+from tercel.measure.intervals import Interval
+from tercel.measure.summary import BenchReport, MethodSummary
+
+HEADINGS = ("task", "method", "questions", "tokens", "tokens/s", "τ", "speedup", "over transformers", "identical")
+
+
+def bench_table(report: BenchReport) -> Table:
+    """One line a task and method; intervals are 95 %."""
+    title = f"{report.target}, {report.dtype}, {report.device}, {_threads(report.threads)}"
+    if report.head:
+        title = f"{report.head} on {title}"
+    table = Table(title=title)
+    for place, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if place < 2 else "right", no_wrap=place < 2)
+    for task in report.tasks:
+        for place, (name, summary) in enumerate(task.methods.items()):
+            last = place == len(task.methods) - 1
+            table.add_row("" if place else task.name, name, *_cells(summary), end_section=last)
+    return table
+
+
+def plot_bench(report: BenchReport, path: Path) -> None:
+    """Write a PNG: tokens a second of every method by task, with 95 % intervals, and each bar's τ above it.
+
+    Raises `TercelError` if matplotlib is not installed or `path` cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise TercelError(
+            "drawing a benchmark needs matplotlib; install it with: pip install 'tercel[report]'"
+        ) from error
+    names = list(dict.fromkeys(name for task in report.tasks for name in task.methods))
+    width = 0.8 / len(names)
+    figure = Figure(figsize=(max(6.0, 1.6 * len(report.tasks) * max(2, len(names)) / 2), 4.2), dpi=150)
+    axes = figure.subplots()
+    for place, name in enumerate(names):
+        for at, task in enumerate(report.tasks):
+            if name not in task.methods:
+                continue
+            summary = task.methods[name]
+            x = at + (place - (len(names) - 1) / 2) * width
+            label = name if at == 0 else None
+            axes.bar(x, summary.rate.value, width, color=f"C{place}", label=label, yerr=_error_bar(summary.rate), capsize=2)
+            if summary.tau is not None:
+                top = summary.rate.value if summary.rate.ci95 is None else summary.rate.high
+                axes.annotate(
+                    f"τ {summary.tau.value:.2f}", (x, top), (0, 2), textcoords="offset points", ha="center", fontsize=7
+                )
+    axes.set_xticks(range(len(report.tasks)), [task.name for task in report.tasks])
+    axes.set_ylabel("tokens a second")
+    axes.set_title(f"{report.target}, {report.dtype}, {report.device}, {_threads(report.threads)}", fontsize=9)
+    axes.margins(y=0.15)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    with atomic_file(path) as partial:
+        figure.savefig(partial, format="png")
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" if count == 1 else f"{count} threads"
+
+
+def _cells(summary: MethodSummary) -> tuple[str, ...]:
+    return (
+        str(summary.questions),
+        str(summary.tokens),
+        _text(summary.rate, "{:.1f}"),
+        _text(summary.tau, "{:.2f}"),
+        _text(summary.speedup, "{:.2f}"),
+        _text(summary.over_transformers, "{:.2f}"),
+        "–" if summary.identical is None else f"{summary.identical.value:.0%}",
+    )
+
+
+def _text(interval: Interval | None, pattern: str) -> str:
+    if interval is None:
+        return "–"
+    text = pattern.format(interval.value)
+    if interval.ci95 is None or interval.low == interval.high:
+        return text
+    return f"{text} [{pattern.format(interval.low)}, {pattern.format(interval.high)}]"
+
+
+def _error_bar(interval: Interval) -> list[list[float]] | None:
+    if interval.ci95 is None:
+        return None
+    return [[interval.value - interval.low], [interval.high - interval.value]]

@@ -1,0 +1,75 @@
+"""Tiny targets and heads for the decoding tests."""
+
+from __future__ import annotations
+
+import torch
+
+from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head, HeadConfig, HeadInfo
+from tercel.target.model import Target, default_feature_layers
+from tercel.target.sources import Source
+from tests.tiny import tiny_model, tiny_tokenizer
+
+
+def tiny_target(arch: str, seed: int = 0) -> Target:
+    return Target(tiny_model(arch, seed), tiny_tokenizer(), Source(arch, arch, "folder", None))
+
+
+def random_draft(target: Target, *, pruned: bool = True, seed: int = 1, **flags: bool) -> DraftModel:
+    """An untrained head: its drafts are nearly always wrong, which is when losslessness is hardest."""
+    torch.manual_seed(seed)
+    size = target.vocab_size
+    vocabulary = DraftVocabulary(torch.arange(0, size, 2), size) if pruned else DraftVocabulary.full(size)
+    config = HeadConfig.for_target(
+        target.config,
+        feature_layers=default_feature_layers(target.num_layers),
+        vocab_size=size,
+        draft_vocab_size=len(vocabulary),
+        max_position_embeddings=256,
+        **flags,
+    )
+    head = Eagle3Head(config)
+    head.initialise(std=0.3)
+    return DraftModel(head.eval().requires_grad_(False), vocabulary, HeadInfo(None))
+
+
+class Oracle:
+    """Drafts the target's own continuation with decoys around it, so that long paths are accepted: the part of
+    the loop that a bad head never reaches."""
+
+    name = "oracle"
+    feature_layers: tuple[int, ...] = ()
+    needs_tree = True
+
+    def __init__(self, answers: dict[tuple[int, ...], tuple[int, ...]], prompt_of, depth: int = 3) -> None:
+        self.answers, self.prompt_of, self.depth = answers, prompt_of, depth
+        self.max_nodes = 2 * depth + 1
+
+    def reset(self, capacity: int) -> None:
+        pass
+
+    def admit(self, row, prompt) -> None:
+        pass
+
+    def propose(self, rows):
+        from tercel.decode.draft_tree import DraftTree
+        from tercel.decode.types import Proposal
+
+        proposals = []
+        for row in rows:
+            prompt = self.prompt_of(tuple(row.tokens))
+            done = len(row.tokens) - len(prompt)
+            ahead = self.answers[prompt][done : done + self.depth]
+            tokens, parents, spine = [row.tokens[-1]], [-1], 0
+            for token in ahead:
+                decoy = (token + 1) % 100
+                tokens += [decoy, token]  # the decoy comes first, so that the path is no prefix of the block
+                parents += [spine, spine]
+                spine = len(tokens) - 1
+            proposals.append(Proposal(DraftTree(torch.tensor(tokens), torch.tensor(parents))))
+        return proposals
+
+    def commit(self, committed) -> None:
+        pass
+
+    def select_rows(self, rows) -> None:
+        pass

@@ -1,0 +1,134 @@
+"""What the probe allows and refuses, and the reasons it gives."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from transformers import AttentionInterface, AutoModelForCausalLM, Lfm2Config, Qwen3NextConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from tercel.errors import TercelError
+from tercel.target.capabilities import TreeSupport, probe_tree_support
+from tercel.target.model import Target
+from tercel.target.sources import Source
+from tests.tiny import ARCHS, VOCAB, tiny_model
+
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 64,
+}
+
+
+def target_of(model) -> Target:
+    return Target(model.eval().requires_grad_(False), None, Source("tiny", "tiny", "folder", None))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_tiny_architecture_takes_trees(arch):
+    assert target_of(tiny_model(arch)).tree_support == TreeSupport(True, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_is_not_taken_for_a_leak(dtype):
+    model = tiny_model("llama", initializer_range=0.1).to(dtype)
+    assert target_of(model).tree_support == TreeSupport(True, True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Lfm2Config(**SIZES, layer_types=["conv", "conv", "full_attention", "conv"]),
+        Qwen3NextConfig(
+            **SIZES,
+            head_dim=8,
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+            layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        ),
+    ],
+    ids=["lfm2", "qwen3_next"],
+)
+def test_a_state_that_cannot_be_rolled_back_is_refused(config):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        target = target_of(AutoModelForCausalLM.from_config(config))
+    support = target.tree_support
+    assert not support.tree
+    assert not support.chain
+    with pytest.raises(TercelError, match=r"layers keep a state that cannot be rolled back.*only be decoded token"):
+        support.require_tree("tiny")
+    with pytest.raises(TercelError, match="tiny cannot verify drafts: its"):
+        support.require_chain("tiny")
+
+
+def causal_over_slots(module, query, key, value, attention_mask, **kwargs):
+    """An attention that ignores the mask it is given: token `i` of a block sees every slot before it."""
+    length, slots = query.shape[2], key.shape[2]
+    seen = torch.ones(length, slots, dtype=torch.bool).tril(slots - length)[None, None]
+    return sdpa_attention_forward(module, query, key, value, seen, **kwargs)
+
+
+def test_an_attention_that_ignores_the_mask_verifies_chains_only():
+    AttentionInterface.register("causal_over_slots", causal_over_slots)
+    model = tiny_model("llama")
+    model.config._attn_implementation = "causal_over_slots"
+    support = target_of(model).tree_support
+    assert (support.tree, support.chain) == (False, True)
+    support.require_chain("tiny")
+    with pytest.raises(TercelError, match="tiny cannot verify a draft tree: .*ignores the tree mask.*use --draft chain"):
+        support.require_tree("tiny")
+
+
+class IgnoresCache(nn.Module):
+    """A decoder that runs only the block it is given, as if there were no past."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, input_ids, cache=None, attention_mask=None, **kwargs):
+        return self.decoder(input_ids=input_ids, use_cache=False)
+
+
+def test_a_model_that_forgets_its_past_is_refused():
+    target = target_of(tiny_model("llama"))
+    target.decoder = IgnoresCache(target.decoder)
+    support = probe_tree_support(target)
+    assert not support.chain
+    assert "one by one give other logits" in support.reason
+
+
+def test_a_kind_of_mask_that_is_not_known_is_refused():
+    target = target_of(tiny_model("llama"))
+    target.config = SimpleNamespace(layer_types=["full_attention", "chunked_attention"])
+    support = probe_tree_support(target)
+    assert not support.chain
+    assert "chunked_attention layers want a mask of their own kind" in support.reason
+
+
+def test_a_decoder_without_a_cache_argument_is_refused_with_its_own_words():
+    target = target_of(tiny_model("llama"))
+
+    class Plain(nn.Module):
+        def forward(self, input_ids, position_ids, attention_mask, use_cache):
+            raise AssertionError("never reached")
+
+    target.decoder = Plain()
+    support = probe_tree_support(target)
+    assert not support.chain
+    assert "do not take" in support.reason or "does not take" in support.reason
+    assert "cache" in support.reason
