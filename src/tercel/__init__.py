@@ -1,1 +1,56 @@
-"""tercel trains, proves, measures and runs EAGLE-3 draft heads for Hugging Face causal language models."""
+"""tercel trains, proves, measures and runs EAGLE-3 draft heads for Hugging Face causal language models.
+
+The names below are the Python API; they are imported when first used, so that `tercel --help` need not wait
+for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tercel.decode.compat import load_draft
+    from tercel.decode.eagle3 import Eagle3, SampledChain, TreeShape
+    from tercel.decode.engine import Engine
+    from tercel.decode.sampling import SamplingParams
+    from tercel.decode.types import Event, GenerationResult, Request
+    from tercel.decode.vanilla import Vanilla
+    from tercel.errors import TercelError
+    from tercel.target.model import Target
+
+_HOMES = {
+    "Eagle3": "tercel.decode.eagle3",
+    "Engine": "tercel.decode.engine",
+    "Event": "tercel.decode.types",
+    "GenerationResult": "tercel.decode.types",
+    "Request": "tercel.decode.types",
+    "SampledChain": "tercel.decode.eagle3",
+    "SamplingParams": "tercel.decode.sampling",
+    "Target": "tercel.target.model",
+    "TercelError": "tercel.errors",
+    "TreeShape": "tercel.decode.eagle3",
+    "Vanilla": "tercel.decode.vanilla",
+    "load_draft": "tercel.decode.compat",
+}
+
+__all__ = [
+    "Eagle3",
+    "Engine",
+    "Event",
+    "GenerationResult",
+    "Request",
+    "SampledChain",
+    "SamplingParams",
+    "Target",
+    "TercelError",
+    "TreeShape",
+    "Vanilla",
+    "load_draft",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tercel' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -28,7 +28,9 @@ class Writer:
         ids = [[self._next() for _ in range(length)] for _ in self.kept]
         span = self.cache.begin(length, CPU)
         assert span == max(map(len, self.kept)) + length
-        seen = [self.cache.update(entries(ids, layer), -entries(ids, layer), layer) for layer in range(LAYERS)]
+        seen = [
+            self.cache.update(entries(ids, layer), -entries(ids, layer), layer) for layer in range(LAYERS)
+        ]
         return ids, seen
 
     def keep(self, ids: list[list[int]], paths: list[list[int]]) -> None:

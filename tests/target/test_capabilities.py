@@ -69,7 +69,9 @@ def test_a_state_that_cannot_be_rolled_back_is_refused(config):
     support = target.tree_support
     assert not support.tree
     assert not support.chain
-    with pytest.raises(TercelError, match=r"layers keep a state that cannot be rolled back.*only be decoded token"):
+    with pytest.raises(
+        TercelError, match=r"layers keep a state that cannot be rolled back.*only be decoded token"
+    ):
         support.require_tree("tiny")
     with pytest.raises(TercelError, match="tiny cannot verify drafts: its"):
         support.require_chain("tiny")
@@ -89,7 +91,9 @@ def test_an_attention_that_ignores_the_mask_verifies_chains_only():
     support = target_of(model).tree_support
     assert (support.tree, support.chain) == (False, True)
     support.require_chain("tiny")
-    with pytest.raises(TercelError, match="tiny cannot verify a draft tree: .*ignores the tree mask.*use --draft chain"):
+    with pytest.raises(
+        TercelError, match=r"tiny cannot verify a draft tree: .*ignores the tree mask.*use --draft chain"
+    ):
         support.require_tree("tiny")
 
 

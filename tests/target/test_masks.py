@@ -34,7 +34,10 @@ def test_windows_count_positions_not_slots(lengths, block, window):
     slots = slot_positions(lengths, positions)
     allowed = within_window(positions, slots, window)
     for row, length in enumerate(lengths):
-        place = [*range(length), *(length + int(d) for d in depths)]  # position of the token in each filled slot
+        place = [
+            *range(length),
+            *(length + int(d) for d in depths),
+        ]  # position of the token in each filled slot
         for token in range(block):
             for slot, position in enumerate(place):
                 expected = int(positions[row, token]) - position < window

@@ -63,11 +63,11 @@ def one_by_one(target: Target, tokens: list[int]) -> TargetOutput:
     )
 
 
-def verify_tree(target: Target, prefix: list[int], tokens: list[int], parents: list[int], cache) -> TargetOutput:
+def verify_tree(
+    target: Target, prefix: list[int], tokens: list[int], parents: list[int], cache
+) -> TargetOutput:
     depths = torch.tensor([[len(path_to(node, parents)) - 1 for node in range(len(parents))]])
-    return target.forward(
-        torch.tensor([tokens]), depths + len(prefix), cache, ancestors(parents)[None]
-    )
+    return target.forward(torch.tensor([tokens]), depths + len(prefix), cache, ancestors(parents)[None])
 
 
 def same(target: Target, ours: TargetOutput, truth: TargetOutput) -> None:
@@ -170,7 +170,9 @@ def test_a_soft_cap_is_found_even_where_the_probe_hardly_shows_it():
     assert target.output_layer.soft_cap == 30.0
 
 
-@pytest.mark.parametrize(("arch", "setting"), [("gemma3", {"final_logit_softcapping": 5.0}), ("granite", {"logits_scaling": 3.0})])
+@pytest.mark.parametrize(
+    ("arch", "setting"), [("gemma3", {"final_logit_softcapping": 5.0}), ("granite", {"logits_scaling": 3.0})]
+)
 def test_caps_and_scales_of_the_logits(arch, setting):
     target = Target(tiny_model(arch, **setting), None, Source(arch, arch, "folder", None))
     tokens = torch.tensor([some_tokens(8, 5)])
@@ -199,7 +201,9 @@ def test_layers_can_be_any_and_are_checked():
         target.tap((2, 8))
 
 
-@pytest.mark.parametrize(("layers", "expected"), [(30, (2, 15, 27)), (7, (2, 3, 4)), (6, (0, 3, 5)), (3, (0, 1, 2))])
+@pytest.mark.parametrize(
+    ("layers", "expected"), [(30, (2, 15, 27)), (7, (2, 3, 4)), (6, (0, 3, 5)), (3, (0, 1, 2))]
+)
 def test_default_layers(layers, expected):
     assert default_feature_layers(layers) == expected
 

@@ -8,12 +8,12 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version as installed_version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from tercel import __version__
 from tercel.cli import bench, chat, data, demo, generate, inspect, regenerate, train, verify
 from tercel.errors import TercelError
 
@@ -28,7 +28,7 @@ class _Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except TercelError as error:
-            raise _ended(f"error: {error}", USER_ERROR) from error
+            raise _ended(f"error: {' '.join(str(error).split())}", USER_ERROR) from error
         except KeyboardInterrupt as error:
             raise _ended(str(error) or "interrupted", INTERRUPTED) from error
         except OSError as error:
@@ -43,7 +43,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train EAGLE-3 draft heads for any Hugging Face causal language model, and decode losslessly with them.",
+    help="Train EAGLE-3 draft heads for Hugging Face causal language models; decode losslessly with them.",
 )
 app.command("train")(train.command)
 app.command("generate")(generate.command)
@@ -58,7 +58,7 @@ app.add_typer(data.app, name="data")
 
 def _print_version(value: bool) -> None:
     if value:
-        typer.echo(f"tercel {__version__}")
+        typer.echo(f"tercel {installed_version('tercel')}")
         raise typer.Exit()
 
 
@@ -67,7 +67,9 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an unexpected error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the traceback of an unexpected error.")
+    ] = False,
 ) -> None:
     pass
 
@@ -84,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if "--debug" in arguments:
             raise
-        text = " ".join(str(error).split()) or "no message"
+        text = " ".join(str(error).split())[:300] or "no message"
         typer.echo(
-            f"unexpected error: {type(error).__name__}: {text[:300]}; `tercel --debug …` shows where it happened",
+            f"unexpected error: {type(error).__name__}: {text}; `tercel --debug …` shows where it happened",
             err=True,
         )
         sys.exit(INTERNAL_ERROR)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from tercel.chat import LoadReport, OverlapReport, TokenizedChat
 
-app = typer.Typer(help="Look at training conversations, clean them, have them answered.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at training conversations, clean them, have them answered.", no_args_is_help=True
+)
 
 Source = Annotated[
     str, typer.Argument(help="A file, the name of a data set, or org/name[:split] of the Hub.")
@@ -37,7 +39,9 @@ def show(
     file: Source,
     target: Annotated[str, typer.Option(help="The model whose tokenizer and chat template are used.")],
     samples: Samples = 3,
-    plain: Annotated[bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')
+    ] = False,
     check_overlap: EvalFiles = None,
     max_length: Annotated[int, typer.Option(min=2, help="Cut longer rows, in tokens.")] = 2048,
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many rows.")] = None,

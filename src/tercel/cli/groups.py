@@ -14,7 +14,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     The fields are `Annotated[type, typer.Option(…)]` with defaults; the command itself gets an instance.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         group = groups.get(parameter.name)
@@ -26,7 +26,8 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     def called_by_typer(**values: Any) -> None:
         built = {
-            name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()
+            name: group(**{f.name: values.pop(f.name) for f in fields(group)})
+            for name, group in groups.items()
         }
         command(**values, **built)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tercel.cli.consoles import result_console
 from tercel.cli.options import JsonFile
 from tercel.files import write_json
 from tercel.heads import resolve_head
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 
 def command(
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder, or a target with a shipped head.")],
+    head: Annotated[
+        str, typer.Argument(metavar="HEAD", help="A head's folder, or a target with a shipped head.")
+    ],
     json_file: JsonFile = None,
 ) -> None:
     """Explain a draft head: shapes, cost, target, training and measured numbers."""
     from tercel.draft.inspect import inspect_head
 
     report = inspect_head(resolve_head(head, head))
-    console = Console()
+    console = result_console()
     console.print(tensor_table(report))
     console.print(fact_table(report))
     for warning in report.warnings:
@@ -56,20 +58,21 @@ def fact_table(report: HeadReport) -> Table:
 def facts(report: HeadReport) -> dict[str, str]:
     """What the table says, by row."""
     config, cost = report.config, report.cost
+    layers = ", ".join(map(str, config.feature_layers))
     coverage = "" if report.coverage is None else f", {report.coverage:.2%} of the text it learned from"
     target = report.target or {"name": "not recorded", "weights": "-", "tokenizer": "-"}
     held_out = report.measured.get("held_out")
     training = report.training
     rows = {
         "target": f"{target['name']} (weights {target['weights']}, tokenizer {target['tokenizer']})",
-        "feature layers": f"inputs of layers {', '.join(map(str, config.feature_layers))} of {config.target_num_layers}",
+        "feature layers": f"inputs of layers {layers} of {config.target_num_layers}",
         "kind": _kind(report),
         "draft vocabulary": f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens{coverage}",
         "positions": f"{config.max_position_embeddings:,}",
         "parameters": f"{report.parameters:,}",
         "weights": f"{cost.weight_bytes / 1e6:.1f} MB",
-        "a drafted token": f"{cost.drafted_macs / 1e6:.2f} M MACs = {cost.drafted_flops / 1e6:.2f} MFLOPs, and "
-        f"{cost.context_macs:,} MACs for each token of context",
+        "a drafted token": f"{cost.drafted_macs / 1e6:.2f} M MACs = {cost.drafted_flops / 1e6:.2f} MFLOPs, "
+        f"and {cost.context_macs:,} MACs for each token of context",
         "a committed token": f"{cost.fuse_macs / 1e6:.2f} M MACs for its features",
         "keys and values": f"{cost.kv_bytes:,} bytes a token, "
         f"{cost.kv_bytes * config.max_position_embeddings / 1e6:.1f} MB for all positions",
@@ -90,5 +93,9 @@ def facts(report: HeadReport) -> dict[str, str]:
 
 
 def _kind(report: HeadReport) -> str:
-    newer = [name for name, on in (("fc_norm", report.config.fc_norm), ("norm_output", report.config.norm_output)) if on]
+    newer = [
+        name
+        for name, on in (("fc_norm", report.config.fc_norm), ("norm_output", report.config.norm_output))
+        if on
+    ]
     return f"EAGLE-3.1 ({', '.join(newer)})" if newer else "EAGLE-3"

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from tercel.cli.consoles import fetching_bar
 from tercel.cli.options import DraftKind, DraftOptions, ModelOptions
-from tercel.heads import resolve_head
+from tercel.errors import TercelError
 
 if TYPE_CHECKING:
     import torch
@@ -27,17 +28,15 @@ def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Tar
     """
     from tercel.target.model import Target
     from tercel.target.sources import check_device, parse_dtype, resolve
-    from tercel.target.wheels import progress_bar
 
     device = check_device(pick_device() if options.device == "auto" else options.device)
     if options.dtype is not None:
         dtype = parse_dtype(options.dtype.value)
     else:
         dtype = parse_dtype("float32" if exact else fast_dtype(device))
-    console = Console(stderr=True)
-    with progress_bar(console) as on_bytes:
+    with fetching_bar() as on_bytes:
         resolve(name, on_bytes, options.accept_licence)  # fills the cache, so that loading need not ask again
-    with console.status(f"loading {name}"):
+    with Console(stderr=True).status(f"loading {name}"):
         return Target.load(name, dtype=dtype, device=str(device), trust_remote_code=options.trust_remote_code)
 
 
@@ -46,19 +45,17 @@ def open_head(name: str | None, target: Target, options: DraftOptions) -> DraftM
 
     Raises `TercelError` if there is no such head, it is damaged, or it is another target's.
     """
-    from tercel.decode.compat import check_fits
-    from tercel.draft import load_head
+    from tercel.decode.compat import load_draft
 
-    path = resolve_head(name, target.source.name)
-    model = load_head(path, dtype=target.dtype, device=str(target.device))
-    check_fits(model, target, force=options.force_head)
-    return model
+    return load_draft(name, target, force=options.force_head)
 
 
 def tree_shape(options: DraftOptions) -> TreeShape:
-    """The shape of the draft that the options ask for."""
+    """The shape of the draft that the options ask for. Raises `TercelError` for `--draft none`."""
     from tercel.decode.eagle3 import TreeShape
 
+    if options.draft is DraftKind.none:
+        raise TercelError("--draft none drafts nothing, so there is nothing to compare; give tree or chain")
     if options.draft is DraftKind.chain:
         return TreeShape.chain(options.draft_depth or CHAIN_DEPTH)
     return TreeShape(
@@ -83,7 +80,7 @@ def pick_device() -> str:
 
 
 def fast_dtype(device: torch.device) -> str:
-    """bfloat16 on accelerators and on CPUs with instructions for it; elsewhere it is emulated, and float32 wins."""
+    """bfloat16 on accelerators and on CPUs with instructions for it; elsewhere it is emulated and slow."""
     import torch
 
     if device.type != "cpu":

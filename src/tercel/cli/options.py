@@ -25,11 +25,21 @@ TargetName = Annotated[
 HeadName = Annotated[
     str | None,
     typer.Argument(
-        metavar="[HEAD]", help="A draft head's folder; left out, the one shipped for TARGET.", show_default=False
+        metavar="[HEAD]",
+        help="A draft head's folder; left out, the one shipped for TARGET.",
+        show_default=False,
     ),
 ]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the result there as JSON.", show_default=False)
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the result there as JSON.", show_default=False),
+]
+TaskList = Annotated[
+    str, typer.Option(metavar="NAME_OR_FILE[:N],…", help="Tasks, each with all or N of its questions.")
+]
+DataDirs = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="DIR", help="Where tasks are looked for; may be repeated.", show_default=False),
 ]
 
 
@@ -58,16 +68,21 @@ class ModelOptions:
         ),
     ] = None
     device: Annotated[
-        str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes cuda if there is one.", rich_help_panel=_MODEL)
+        str,
+        typer.Option(help="cpu, cuda, cuda:1, mps; auto takes cuda if there is one.", rich_help_panel=_MODEL),
     ] = "auto"
     trust_remote_code: Annotated[
         bool,
-        typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=_MODEL),
+        typer.Option(
+            "--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=_MODEL
+        ),
     ] = False
     accept_licence: Annotated[
         bool,
         typer.Option(
-            "--accept-licence", help="Fetch a built-in target whose licence asks for it.", rich_help_panel=_MODEL
+            "--accept-licence",
+            help="Fetch a built-in target whose licence asks for it.",
+            rich_help_panel=_MODEL,
         ),
     ] = False
 
@@ -92,12 +107,15 @@ class DraftOptions:
         int, typer.Option(min=1, help="Branches of a node, nodes of a level.", rich_help_panel=_DRAFT)
     ] = 8
     draft_nodes: Annotated[
-        int, typer.Option(min=2, help="Nodes of a tree that are verified, root included.", rich_help_panel=_DRAFT)
+        int,
+        typer.Option(min=2, help="Nodes of a tree that are verified, root included.", rich_help_panel=_DRAFT),
     ] = 32
     force_head: Annotated[
         bool,
         typer.Option(
-            "--force-head", help="Take a head trained for other weights of this shape.", rich_help_panel=_DRAFT
+            "--force-head",
+            help="Take a head trained for other weights of this shape.",
+            rich_help_panel=_DRAFT,
         ),
     ] = False
 
@@ -126,7 +144,10 @@ class SamplingOptions:
         ),
     ] = None
     seed: Annotated[
-        int | None, typer.Option(help="Makes sampling repeatable.", show_default="a fresh one", rich_help_panel=_SAMPLING)
+        int | None,
+        typer.Option(
+            help="Makes sampling repeatable.", show_default="a fresh one", rich_help_panel=_SAMPLING
+        ),
     ] = None
     stop: Annotated[
         list[str] | None,

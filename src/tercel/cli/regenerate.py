@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from tercel.cli.consoles import result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_target
 from tercel.cli.options import DraftKind, DraftOptions, ModelOptions
@@ -54,8 +55,8 @@ def command(
     loaded = open_target(target, model)
     if max_new_tokens >= loaded.context_length:
         raise TercelError(
-            f"--max-new-tokens {max_new_tokens} leaves no room for a prompt in the {loaded.context_length} tokens that "
-            f"{target} takes; lower it"
+            f"--max-new-tokens {max_new_tokens} leaves no room for a prompt in the {loaded.context_length} "
+            f"tokens that {target} takes; lower it"
         )
     drafting = head is not None or shipped(target) is not None
     kind = draft if drafting else DraftOptions(draft=DraftKind.none)
@@ -69,7 +70,7 @@ def command(
         max_new_tokens=max_new_tokens,
         context=loaded.context_length - max_new_tokens,
     )
-    console = Console()
+    console = result_console()
     for note in notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     with AnswerProgress(console) as progress:
@@ -115,7 +116,9 @@ class AnswerProgress(Progress):
 
 def report_lines(report: RegenerateReport, out: Path) -> list[str]:
     """The account of a run: its counts always add up."""
-    lines = [f"{report.answered} answered + {report.failed} failed + {report.skipped} skipped = {report.read} read"]
+    lines = [
+        f"{report.answered} answered + {report.failed} failed + {report.skipped} skipped = {report.read} read"
+    ]
     if report.done_before:
         lines.append(f"{report.done_before} of the skipped were answered by an earlier run")
     lines += [f"{count} × {reason}" for reason, count in report.reasons.items()]

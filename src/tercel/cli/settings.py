@@ -19,7 +19,8 @@ def read_settings(ctx: typer.Context, file: Path | None) -> Path | None:
     """
     if file is None:
         return None
-    parameters = {p.name.replace("_", "-"): p for p in ctx.command.params if p.name not in ("config", None)}
+    parameters: dict[str, Any] = {str(p.name).replace("_", "-"): p for p in ctx.command.params}
+    del parameters["config"]
     defaults: dict[str, Any] = {}
     for key, value in _read(file).items():
         name = str(key).replace("_", "-").removeprefix("--")
@@ -31,9 +32,9 @@ def read_settings(ctx: typer.Context, file: Path | None) -> Path | None:
             continue
         given = _as_given(value, many=parameter.multiple)
         try:
-            parameter.type_cast_value(ctx, given)
+            parameter.process_value(ctx, given)
         except typer.BadParameter as error:
-            raise TercelError(f"{file}: {key}: {error.message}") from error
+            raise TercelError(f"{file}: {key} cannot be {value!r}: {error.message}") from error
         defaults[parameter.name] = given
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return file
@@ -52,7 +53,7 @@ def _read(file: Path) -> dict[Any, Any]:
 
 
 def _as_given(value: Any, many: bool) -> Any:
-    """The value as it would be typed: text, so that the flag's own check reads it (`epochs: 2.5` is refused)."""
+    """The value as text, as it would be typed, so that the flag's own check reads it (2.5 epochs)."""
     if many:
         return [str(item) for item in (value if isinstance(value, list) else [value])]
     if isinstance(value, list):

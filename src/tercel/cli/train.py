@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tercel.cli.consoles import result_console
 from tercel.cli.data import counts_table
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_target
@@ -78,25 +79,31 @@ class TrainFlags:
 def command(
     target: TargetName,
     data: Annotated[
-        list[str], typer.Option(metavar="FILE", help="Conversations: a file, a data set's name, org/name of the Hub.")
+        list[str],
+        typer.Option(metavar="FILE", help="Conversations: a file, a data set's name, org/name of the Hub."),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the head and its run go.")],
     recipe: TrainFlags,
     model: ModelOptions,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.yaml", callback=read_settings, is_eager=True, help="Flags from a YAML file."),
+        typer.Option(
+            metavar="FILE.yaml", callback=read_settings, is_eager=True, help="Flags from a YAML file."
+        ),
     ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many rows of each source.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Read at most that many rows of each source.")
+    ] = None,
     check_overlap: Annotated[
         list[Path] | None,
         typer.Option(metavar="EVALFILE", help="Drop conversations that overlap with it; may be repeated."),
     ] = None,
     feature_cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the target's features there for later epochs and runs.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the target's features there for later epochs and runs."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Throw away what --out holds.")] = False,
 ) -> None:
@@ -105,7 +112,7 @@ def command(
     from tercel.chat import OverlapIndex, load_chats, read_eval_prompts
     from tercel.train.loop import train
 
-    console = Console()
+    console = result_console()
     loaded = open_target(target, model)
     against = OverlapIndex.of(read_eval_prompts(check_overlap)) if check_overlap else None
     chats, report = load_chats(
@@ -139,7 +146,9 @@ def parse_layers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError as error:
-        raise TercelError(f"--feature-layers {text!r} is not a list of layer numbers, such as 2,15,27") from error
+        raise TercelError(
+            f"--feature-layers {text!r} is not a list of layer numbers, such as 2,15,27"
+        ) from error
 
 
 def print_summary(console: Console, summary: TrainSummary, target: str) -> None:

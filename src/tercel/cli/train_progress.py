@@ -59,7 +59,9 @@ class TrainProgress:
         self._tokens += metrics["tokens"]
         self._seconds += metrics["seconds"]
         rate = self._tokens / max(self._seconds, 1e-9)
-        shown = f"{rate:,.0f} tokens/s  loss {metrics['loss']:.3f}  accuracy {metrics['accuracy']:.1%}{self._tau}"
+        shown = (
+            f"{rate:,.0f} tokens/s  loss {metrics['loss']:.3f}  accuracy {metrics['accuracy']:.1%}{self._tau}"
+        )
         self._progress.update(self._task, completed=step, shown=shown)
 
     def evaluated(self, step: int, acceptance: Acceptance) -> None:
@@ -91,6 +93,6 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     return [
         f"{facts['conversations']:,} rows to learn from, {facts['held_out_conversations']:,} held out",
         f"{facts['tokens']:,} tokens, {facts['supervised_tokens']:,} of them the assistant's",
-        f"draft vocabulary: {facts['draft_vocabulary_coverage']:.2%} of the assistant's tokens can be drafted",
+        f"draft vocabulary: {facts['draft_vocabulary_coverage']:.2%} of the assistant's tokens are in it",
         f"{facts['steps']:,} steps, computed in {facts['dtype']}",
     ]

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from tercel.draft import DraftModel
+from tercel.draft import DraftModel, load_head
 from tercel.errors import TercelError
+from tercel.heads import resolve_head
 from tercel.target.model import Target
+
+
+def load_draft(name: str | None, target: Target, *, force: bool = False) -> DraftModel:
+    """Load a head (a folder, the name of a target with a shipped head, or None for this target's shipped one) in
+    the target's precision, and check that it belongs to the target.
+
+    Raises `TercelError` if there is no such head, it is damaged, or it is another target's.
+    """
+    path = resolve_head(name, target.source.name)
+    model = load_head(path, dtype=target.dtype, device=str(target.device))
+    check_fits(model, target, force=force)
+    return model
 
 
 def check_fits(model: DraftModel, target: Target, *, force: bool = False) -> None:
@@ -28,26 +41,26 @@ def check_fits(model: DraftModel, target: Target, *, force: bool = False) -> Non
     beyond = [layer for layer in head.feature_layers if layer >= target.num_layers]
     if beyond:
         raise TercelError(
-            f"{where} reads the input of layer {beyond[0]}, but {name} has layers 0..{target.num_layers - 1}; "
-            "it is a head of another target"
+            f"{where} reads the input of layer {beyond[0]}, but {name} has layers 0..{target.num_layers - 1}"
+            "; it is a head of another target"
         )
     if head.target_num_layers != target.num_layers:
         raise TercelError(
-            f"{where} is for a target of {head.target_num_layers} layers, but {name} has {target.num_layers}; "
-            "it is a head of another target"
+            f"{where} is for a target of {head.target_num_layers} layers, but {name} has {target.num_layers}"
+            "; it is a head of another target"
         )
     identity = model.info.target
     if identity is None:
         return
     if identity.tokenizer != target.tokenizer_digest:
         raise TercelError(
-            f"{where} was trained with the tokenizer of {identity.name}, but {name} has another one, so that its "
-            "drafts would be other tokens; give the target it was trained for"
+            f"{where} was trained with the tokenizer of {identity.name}, but {name} has another one, so that "
+            "its drafts would be other tokens; give the target it was trained for"
         )
     if identity.weights != target.fingerprint and not force:
         raise TercelError(
-            f"{where} was trained for {identity.name} with other weights than those of {name}; acceptance may be "
-            "poor, so give the right target, or --force-head to take it all the same"
+            f"{where} was trained for {identity.name}, whose weights are not those of {name}; acceptance may "
+            "be poor, so give the right target, or --force-head to take it all the same"
         )
 
 
@@ -60,6 +73,6 @@ def check_room(model: DraftModel, target: Target, prompt_tokens: int, max_new_to
     limit = model.head.config.max_position_embeddings
     if longest > limit:
         raise TercelError(
-            f"a prompt of {prompt_tokens} tokens with up to {max_new_tokens} new ones exceeds the {limit} positions "
-            "that the draft head allows; shorten it, lower --max-new-tokens, or use --draft none"
+            f"a prompt of {prompt_tokens} tokens with up to {max_new_tokens} new ones exceeds the {limit} "
+            "positions that the draft head allows; shorten it, lower --max-new-tokens, or use --draft none"
         )

@@ -16,8 +16,8 @@ from tercel.errors import TercelError
 class EngineResponder:
     """A `Responder` over one decoding loop; the engine's slots are how many requests it works on at a time.
 
-    With a temperature, a request's random numbers come of the seed and its prompt alone, so that neither order
-    nor a resumed run changes an answer.
+    With a temperature, a request's random numbers come of the seed and its prompt alone, so that neither
+    order nor a resumed run changes an answer.
     """
 
     def __init__(self, engine: Engine, params: SamplingParams) -> None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from tercel.chat import Message, serving_prompt
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.stopping import Emission
+from tercel.target.model import Target
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,12 @@ class Request:
 
     prompt: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
+
+    @classmethod
+    def chat(cls, target: Target, message: str, params: SamplingParams | None = None) -> Request:
+        """One user message, rendered with the target's own chat template."""
+        prompt = serving_prompt(target.tokenizer, [Message("user", message)])
+        return cls(tuple(prompt), params or SamplingParams())
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,7 @@ def save_head(
 ) -> None:
     """Write the checkpoint folder whole or not at all.
 
-    `card` becomes its README.md; `keep` names entries of a folder already there that stay (a run's own
-    files).
+    `card` becomes its README.md; `keep` names entries of a folder already there that stay (a run's files).
     """
     tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.head.named_parameters()}
     tensors["d2t"] = model.vocabulary.d2t
@@ -143,27 +142,47 @@ def load_head(path: Path, *, dtype: torch.dtype = torch.float32, device: str = "
         pickled = next(iter(sorted([*path.glob("*.bin"), *path.glob("*.pt")])), None)
         if pickled is not None:
             raise TercelError(
-                f"{pickled} is a pickle, which can run code when it is read; convert it to model.safetensors first"
+                f"{pickled} is a pickle, which can run code when it is read; "
+                "convert it to model.safetensors first"
             )
         raise TercelError(f"{path} has no model.safetensors; is it a head, and was it saved completely?")
-    tensors = _read_tensors(weights)
-    extra = _read_json(path / "tercel.json") if (path / "tercel.json").is_file() else None
-    if extra is None:
+    if not (path / "tercel.json").is_file():
         raise TercelError(
-            f"{path} has no tercel.json, so its feature layers and target are unknown; it was not made by tercel"
+            f"{path} has no tercel.json, so its feature layers and target are unknown; "
+            "it was not made by tercel"
         )
-    try:
-        config = HeadConfig.from_dict(extra["head"])
-        identity = TargetIdentity(**extra["target"]) if extra.get("target") else None
-    except (KeyError, TypeError) as error:
-        raise TercelError(f"{path / 'tercel.json'} is incomplete ({error}); save the head again") from error
+    config, info = _described(path / "tercel.json")
+    tensors = _read_tensors(weights)
     vocabulary = _vocabulary(tensors, config, path)
+    _check_tensors(config, tensors, weights)
     head = Eagle3Head(config)
-    _fill(head, tensors, weights)
-    info = HeadInfo(identity, extra.get("training", {}), extra.get("measured", {}))
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            parameter.copy_(tensors[name])
     return DraftModel(
         head.to(device=device, dtype=dtype).eval().requires_grad_(False), vocabulary, info, path
     )
+
+
+def _described(path: Path) -> tuple[HeadConfig, HeadInfo]:
+    """What `tercel.json` says."""
+    extra = _read_json(path)
+    if extra.get("format") != FORMAT:
+        raise TercelError(
+            f"{path} has format {extra.get('format')!r}, but this version reads format {FORMAT}; "
+            "update tercel"
+        )
+    for part in ("head", "training", "measured"):
+        if not isinstance(extra.get(part), dict):
+            raise TercelError(f"{path} has no object {part!r}; save or fetch the head again")
+    try:
+        config = HeadConfig.from_dict(extra["head"])
+        identity = TargetIdentity(**extra["target"]) if extra["target"] else None
+    except TercelError as error:
+        raise TercelError(f"{path}: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise TercelError(f"{path} is incomplete ({error}); save or fetch the head again") from error
+    return config, HeadInfo(identity, extra["training"], extra["measured"])
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -196,17 +215,28 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _vocabulary(tensors: dict[str, Tensor], config: HeadConfig, path: Path) -> DraftVocabulary:
     if "d2t" in tensors:
-        return DraftVocabulary.from_d2t(tensors["d2t"], config.vocab_size, config.draft_vocab_size)
-    if config.draft_vocab_size == config.vocab_size:
-        return DraftVocabulary.full(config.vocab_size)
-    raise TercelError(
-        f"{path} drafts {config.draft_vocab_size} of {config.vocab_size} tokens but has no map d2t; "
-        "without it every draft would be another token"
-    )
+        try:
+            vocabulary = DraftVocabulary.from_d2t(tensors["d2t"], config.vocab_size, config.draft_vocab_size)
+        except TercelError as error:
+            raise TercelError(f"{path}: {error}") from error
+    elif config.draft_vocab_size == config.vocab_size:
+        vocabulary = DraftVocabulary.full(config.vocab_size)
+    else:
+        raise TercelError(
+            f"{path} drafts {config.draft_vocab_size} of {config.vocab_size} tokens but has no map d2t; "
+            "without it every draft would be another token"
+        )
+    if "t2d" in tensors and not torch.equal(tensors["t2d"].bool(), vocabulary.t2d):
+        raise TercelError(f"{path} holds maps d2t and t2d that contradict each other; save the head again")
+    return vocabulary
 
 
-def _fill(head: Eagle3Head, tensors: dict[str, Tensor], path: Path) -> None:
-    wanted = dict(head.named_parameters())
+def _check_tensors(config: HeadConfig, tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        with torch.device("meta"):  # only the shapes: sizes may be damaged
+            wanted = {name: parameter.shape for name, parameter in Eagle3Head(config).named_parameters()}
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise TercelError(f"{path.parent} describes a head that cannot be built ({error})") from error
     missing = sorted(set(wanted) - set(tensors))
     if missing:
         raise TercelError(
@@ -217,12 +247,9 @@ def _fill(head: Eagle3Head, tensors: dict[str, Tensor], path: Path) -> None:
         raise TercelError(
             f"{path} holds {unknown[0]}, which no EAGLE-3 head has; is it another kind of head?"
         )
-    for name, parameter in wanted.items():
-        if parameter.shape != tensors[name].shape:
+    for name, shape in wanted.items():
+        if shape != tensors[name].shape:
             raise TercelError(
                 f"{name} in {path} is {list(tensors[name].shape)}, but the head's sizes ask for "
-                f"{list(parameter.shape)}; config and weights are of different heads"
+                f"{list(shape)}; config and weights are of different heads"
             )
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(tensors[name])

@@ -9,6 +9,19 @@ from transformers import PreTrainedConfig
 
 from tercel.errors import TercelError
 
+_SIZES = (
+    "hidden_size",
+    "target_hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "draft_vocab_size",
+    "target_num_layers",
+    "max_position_embeddings",
+)
+
 
 @dataclass(frozen=True)
 class HeadConfig:
@@ -38,29 +51,37 @@ class HeadConfig:
     norm_output: bool = False
 
     def __post_init__(self) -> None:
-        for name in (
-            "hidden_size",
-            "head_dim",
-            "draft_vocab_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-        ):
-            if getattr(self, name) < 1:
-                raise TercelError(f"{name} of a head must be at least 1, not {getattr(self, name)}")
+        for name in _SIZES:
+            _check_size(name, getattr(self, name))
+        _check_rope(self.rope_parameters)
+        if not isinstance(self.rms_norm_eps, float) or not 0 < self.rms_norm_eps < 1:
+            raise TercelError(
+                f"rms_norm_eps of a head must be a small positive number, not {self.rms_norm_eps!r}"
+            )
+        for name in ("fc_norm", "norm_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise TercelError(f"{name} of a head must be true or false, not {getattr(self, name)!r}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise TercelError(
-                f"{self.num_attention_heads} attention heads cannot share {self.num_key_value_heads} key/value heads"
+                f"{self.num_attention_heads} attention heads cannot share {self.num_key_value_heads} "
+                "key/value heads"
             )
+        if self.head_dim % 2:
+            raise TercelError(f"head_dim {self.head_dim} is odd, but RoPE rotates pairs")
         if self.draft_vocab_size > self.vocab_size:
             raise TercelError(
-                f"draft_vocab_size {self.draft_vocab_size} exceeds the target's vocabulary of {self.vocab_size}"
+                f"draft_vocab_size {self.draft_vocab_size} exceeds the target's vocabulary of "
+                f"{self.vocab_size}"
             )
+        self._check_feature_layers()
+
+    def _check_feature_layers(self) -> None:
         if not self.feature_layers:
             raise TercelError("a head needs at least one feature layer")
-        wrong = [layer for layer in self.feature_layers if not 0 <= layer < self.target_num_layers]
+        wrong = [i for i in self.feature_layers if type(i) is not int or not 0 <= i < self.target_num_layers]
         if wrong:
             raise TercelError(
-                f"feature layer {wrong[0]} is out of range for a target of {self.target_num_layers} layers "
+                f"feature layer {wrong[0]!r} is out of range for a target of {self.target_num_layers} layers "
                 f"(0..{self.target_num_layers - 1}); ids mean the input of a layer"
             )
 
@@ -112,17 +133,28 @@ class HeadConfig:
         )
 
 
+def _check_size(name: str, value: object) -> None:
+    if type(value) is not int or value < 1:  # bool is an int too
+        raise TercelError(f"{name} of a head must be a whole number of at least 1, not {value!r}")
+
+
+def _check_rope(parameters: object) -> None:
+    if not isinstance(parameters, dict) or not isinstance(parameters.get("rope_theta"), int | float):
+        raise TercelError(f"rope_parameters of a head must name a rope_theta, not be {parameters!r}")
+
+
 def _mlp_size(config: PreTrainedConfig) -> int:
     size = config.intermediate_size
     return int(size[0] if isinstance(size, list | tuple) else size)
 
 
 def _rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
-    """The target's RoPE base and scaling; of its full-attention layers where they differ by kind (Gemma
-    3)."""
+    """The target's RoPE base and scaling; where kinds of layers differ (Gemma 3), full attention's."""
     parameters = getattr(config, "rope_parameters", None) or {}
     if "full_attention" in parameters:
         parameters = parameters["full_attention"]
     # a head always rotates its whole head size, whatever part of it the target rotates
     kept = {k: v for k, v in parameters.items() if k != "partial_rotary_factor"}
+    if kept.get("rope_type") == "longrope" and parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        kept = {"rope_theta": kept["rope_theta"]}  # its factors are for the rotated part's frequencies only
     return {"rope_type": "default", "rope_theta": 10000.0, **kept}

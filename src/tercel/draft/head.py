@@ -9,6 +9,7 @@ size, W draft vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,21 @@ class RMSNorm(nn.Module):
         wide = x.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return (normed * self.weight.float()).to(x.dtype)
+
+
+class Rotary(LlamaRotaryEmbedding):
+    """Keeps its frequencies in float32 whatever the head is cast to.
+
+    Rounded to bfloat16 they are off by radians some hundred tokens into a text, and a head trained so fits no
+    engine.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
+        exact, original = self.inv_freq, self.original_inv_freq
+        super()._apply(fn, recurse)
+        self.inv_freq = nn.Buffer(exact.to(self.inv_freq.device), persistent=False)
+        self.original_inv_freq = nn.Buffer(original.to(self.original_inv_freq.device), persistent=False)
+        return self
 
 
 class Attention(nn.Module):
@@ -96,7 +112,7 @@ class Eagle3Head(nn.Module):
         if c.hidden_size != c.target_hidden_size:
             # the target's embeddings do not fit a head of another width: it carries its own
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.rotary = LlamaRotaryEmbedding(
+        self.rotary = Rotary(
             LlamaConfig(
                 hidden_size=c.hidden_size,
                 num_attention_heads=c.num_attention_heads,

@@ -40,9 +40,9 @@ class TensorFact:
 class HeadCost:
     """Multiply-accumulates (MACs; a MAC is 2 FLOPs) and bytes.
 
-    drafted_macs: one head forward for one drafted token, attention's own products left out; context_macs: those, for
-    every token of the context. fuse_macs: `fc`, once for each token that the target commits. kv_bytes: keys and
-    values of a token at the file's precision. weight_bytes: the file's tensors.
+    drafted_macs: one head forward for one drafted token, attention's own products left out; context_macs:
+    those, for every token of the context. fuse_macs: `fc`, once for each token that the target commits.
+    kv_bytes: keys and values of a token at the file's precision. weight_bytes: the file's tensors.
     """
 
     drafted_macs: int
@@ -141,8 +141,8 @@ def _warnings(model: DraftModel) -> tuple[str, ...]:
     trained = recipe.get("max_length")
     if trained is not None and trained < config.max_position_embeddings:
         warnings.append(
-            f"trained on at most {trained} tokens; beyond them, up to the {config.max_position_embeddings} positions "
-            "declared, acceptance may fall"
+            f"trained on at most {trained} tokens; beyond them, up to the {config.max_position_embeddings} "
+            "positions declared, acceptance may fall"
         )
     if info.target is None:
         warnings.append("the target it was trained for is not recorded, so a wrong one cannot be noticed")

@@ -23,10 +23,11 @@ class DraftVocabulary:
         ids = self.ids
         if ids.ndim != 1 or len(ids) == 0:
             raise TercelError("the draft vocabulary is empty; was the head saved completely?")
-        if int(ids.min()) < 0 or int(ids.max()) >= self.target_size:
+        lowest, highest = int(ids.min()), int(ids.max())
+        if lowest < 0 or highest >= self.target_size:
             raise TercelError(
-                f"the draft vocabulary names token {int(ids.max() if ids.min() >= 0 else ids.min())}, but the target "
-                f"has {self.target_size} tokens; this map was built for another target"
+                f"the draft vocabulary names token {lowest if lowest < 0 else highest}, but the target has "
+                f"{self.target_size} tokens; this map was built for another target"
             )
         if not bool((ids[1:] > ids[:-1]).all()):
             raise TercelError(
@@ -68,8 +69,7 @@ class DraftVocabulary:
 
     @classmethod
     def most_frequent(cls, counts: Tensor, size: int, always: Iterable[int] = ()) -> DraftVocabulary:
-        """The `size` tokens with the highest `counts` (`[V]`), and in any case those in `always` (end of
-        turn).
+        """The `size` tokens with the highest `counts` (`[V]`), in any case those in `always` (ends of turn).
 
         Ties go to the lower id, so that the same counts always give the same map.
         """
@@ -84,6 +84,8 @@ class DraftVocabulary:
     @classmethod
     def from_d2t(cls, d2t: Tensor, target_size: int, draft_size: int) -> DraftVocabulary:
         """Read the offsets of a checkpoint; `draft_size` is the number of rows of the head's `lm_head`."""
+        if d2t.is_floating_point() or d2t.dtype == torch.bool:
+            raise TercelError(f"d2t holds {str(d2t.dtype).removeprefix('torch.')} numbers, not whole offsets")
         if d2t.shape != (draft_size,):
             raise TercelError(
                 f"d2t has {d2t.numel()} rows but the head's lm_head has {draft_size}; "

@@ -19,7 +19,7 @@ def shipped(alias: str) -> Path | None:
 
 
 def resolve_head(name: str | None, target_name: str) -> Path:
-    """The folder of the head that a user means: one on disk, a shipped one, or (None) the target's shipped one.
+    """The folder of the head that is meant: one on disk, a shipped one, or (None) the target's shipped one.
 
     Raises `TercelError` if there is no such head.
     """

@@ -1,4 +1,5 @@
-"""n-α: how often a chain's draft is right when `n` of the head's inputs are its own outputs (spec section 10)."""
+"""n-α: how often a chain's draft is right when `n` of the head's inputs are its own outputs (spec section
+10)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from tercel.measure.tasks import Prompt
 
 @dataclass(frozen=True)
 class NAlpha:
-    """alpha[n]: share of right drafts at chain position `n`, given that all before were right; None if no draft was
-    ever tried there. seen[n]: how many were tried."""
+    """alpha[n]: share of right drafts at chain position `n`, given that all before were right; None if no
+    draft was ever tried there. seen[n]: how many were tried."""
 
     alpha: tuple[float | None, ...]
     seen: tuple[int, ...]
@@ -43,8 +44,8 @@ def n_alpha(
 def count_alpha(results: Iterable[GenerationResult], depth: int) -> NAlpha:
     """Count tries and successes at every chain position.
 
-    The step that ended an answer may be cut: its accepted drafts count, but where it was cut nothing is known of
-    the next draft, so that one is neither right nor wrong.
+    The step that ended an answer may be cut: its accepted drafts count, but where it was cut nothing is known
+    of the next draft, so that one is neither right nor wrong.
     Raises `TercelError` if a step accepted more than `depth` drafts: then the chain was not that deep.
     """
     tried, right = [0] * depth, [0] * depth

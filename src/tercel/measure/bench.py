@@ -1,5 +1,5 @@
-"""Paired timing: every question is answered by every method in turn, so that whatever slows the machine down slows
-all of them (spec section 10)."""
+"""Paired timing: every question is answered by every method in turn, so that whatever slows the machine down
+slows all of them (spec section 10)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from importlib.metadata import version
 
 import numpy
 import torch
 import transformers
 
-from importlib.metadata import version
 from tercel.decode.sampling import SamplingParams
 from tercel.errors import TercelError
 from tercel.measure.methods import Method, Run
@@ -33,8 +33,9 @@ SEED_STRIDE = 1000  # repetitions of a question have seeds this far apart
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """params: how every question is answered (`seed` None counts as 0; at a temperature, question `i` of a task has
-    seed `seed + i`). repeats: how often every question is asked; all repetitions count. head: name for the report."""
+    """params: how every question is answered (`seed` None counts as 0; at a temperature, question `i` of a
+    task has seed `seed + i`). repeats: how often every question is asked; all repetitions count. head: name
+    for the report."""
 
     params: SamplingParams = field(default_factory=SamplingParams)
     repeats: int = 1
@@ -69,9 +70,10 @@ def run_bench(
 ) -> BenchReport:
     """Answer every question of `tasks` with every method and compare.
 
-    methods: by name; `vanilla` (token by token through the same loop) must be there, `transformers` is the second
-    yardstick if it is. The order of methods rotates from answer to answer. Later turns of a conversation follow
-    vanilla's answers for every method, so that pairs stay pairs. One short warm-up of every method is not counted.
+    methods: by name; `vanilla` (token by token through the same loop) must be there, `transformers` is the
+    second yardstick if it is. The order of methods rotates from answer to answer. Later turns of a
+    conversation follow vanilla's answers for every method, so that pairs stay pairs. One short warm-up of
+    every method is not counted.
 
     Raises `TercelError` if `vanilla` or a task is missing, or if every question of a task fills the context.
     """
@@ -164,7 +166,7 @@ class _Asking:
                 return
             turn = self._turn(task, question, prompt, params)
             yield turn
-            answers.append(str(tokenizer.decode(turn[VANILLA].tokens, skip_special_tokens=True)))
+            answers.append(str(tokenizer.decode(list(turn[VANILLA].tokens), skip_special_tokens=True)))
 
     def _turn(
         self, task: Task, question: Question, prompt: tuple[int, ...], params: SamplingParams
@@ -176,7 +178,5 @@ class _Asking:
         for name in names[first:] + names[:first]:
             runs[name] = self.methods[name].run(prompt, params)
             self.answers += 1
-            self.progress(
-                BenchProgress(task.name, question.id, name, runs[name], self.answers, self.total)
-            )
+            self.progress(BenchProgress(task.name, question.id, name, runs[name], self.answers, self.total))
         return runs

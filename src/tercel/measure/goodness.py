@@ -1,5 +1,5 @@
-"""Goodness of fit: is this sample drawn from that distribution? (No p-value below is exact for tiny samples; the
-callers keep expected counts at 5 or more.)"""
+"""Goodness of fit: is this sample drawn from that distribution? (No p-value below is exact for tiny samples;
+the callers keep expected counts at 5 or more.)"""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def chi_square_tail(statistic: float, df: int) -> float:
         return 1.0
     half = torch.tensor([df / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def normal_tails(z: float) -> float:
+    """P(a standard normal is at least as far from 0 as `z`)."""
+    return math.erfc(abs(z) / math.sqrt(2))
 
 
 def chi_square(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> tuple[float, int]:
@@ -45,7 +50,8 @@ def chi_square(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> 
 
 
 def ks_uniform(values: Sequence[float]) -> float:
-    """Kolmogorov-Smirnov p-value of values in [0, 1] against the uniform (asymptotic, Stephens' correction)."""
+    """Kolmogorov-Smirnov p-value of values in [0, 1] against the uniform (asymptotic, Stephens'
+    correction)."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     n = len(ordered)
     if not n:
@@ -60,8 +66,8 @@ def ks_uniform(values: Sequence[float]) -> float:
 
 
 def chi_square_uniform(values: Sequence[float], most_cells: int = 50) -> float:
-    """Chi-square p-value of values in [0, 1] against the uniform, in equal cells: sees what KS's single largest
-    distance does not."""
+    """Chi-square p-value of values in [0, 1] against the uniform, in equal cells: sees what KS's single
+    largest distance does not."""
     cells = min(most_cells, int(len(values) // (2 * MIN_EXPECTED)))
     if cells < 2:
         return 1.0
@@ -71,8 +77,9 @@ def chi_square_uniform(values: Sequence[float], most_cells: int = 50) -> float:
 
 
 def randomised_pit(probs: NDArray[np.float64], token: int, uniform: float) -> float:
-    """Probability integral transform of `token` under `probs` `[V]`, sorted from the most probable (ties: lower id
-    first): uniform in [0, 1] if and only if the token is drawn from `probs`, given an independent `uniform`.
+    """Probability integral transform of `token` under `probs` `[V]`, sorted from the most probable (ties:
+    lower id first): uniform in [0, 1] if and only if the token is drawn from `probs`, given an independent
+    `uniform`.
 
     Sorted, because a faulty acceptance rule favours or shuns the probable tokens, and then all shifts add up.
     """
@@ -83,6 +90,6 @@ def randomised_pit(probs: NDArray[np.float64], token: int, uniform: float) -> fl
 
 
 def combine(p_values: Mapping[str, float]) -> float:
-    """One p-value of several tests on the same data: the smallest times their number (Bonferroni; Holm's first
-    step), valid however the tests depend on each other."""
+    """One p-value of several tests on the same data: the smallest times their number (Bonferroni; Holm's
+    first step), valid however the tests depend on each other."""
     return min(1.0, len(p_values) * min(p_values.values()))

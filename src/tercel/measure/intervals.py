@@ -20,7 +20,8 @@ _CELLS = 1 << 22  # entries of an index block held at a time: bounds the memory 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its 95 % interval; `low` and `high` are NaN where one question tells nothing of the spread."""
+    """A value with its 95 % interval; `low` and `high` are NaN where one question tells nothing of the
+    spread."""
 
     value: float
     low: float
@@ -106,8 +107,9 @@ def _bootstrap(
 ) -> Interval:
     """Expanded percentile interval of `statistic(sums [C] or [C, R])` over columns `[C, Q]`.
 
-    The plain percentile interval is too short for few questions, by the factor between the normal and Student's
-    distribution and `sqrt((Q - 1) / Q)`; the tail area is widened by it (T. Hesterberg, 2015, section 5.3).
+    The plain percentile interval is too short for few questions, by the factor between the normal and
+    Student's distribution and `sqrt((Q - 1) / Q)`; the tail area is widened by it (T. Hesterberg, 2015,
+    section 5.3).
     """
     value = float(statistic(columns.sum(axis=1)))
     count = columns.shape[1]

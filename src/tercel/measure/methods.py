@@ -23,8 +23,8 @@ class Run:
     """One answer of one method.
 
     tokens: generated ids, an end token included. seconds: wall clock of the whole call, prefill included.
-    steps: target forwards after prefill. accepted, nodes, split: as in `GenerationResult`, empty where a method has
-    no drafts.
+    steps: target forwards after prefill. accepted, nodes, split: as in `GenerationResult`, empty where a
+    method has no drafts.
     """
 
     tokens: tuple[int, ...]
@@ -60,9 +60,7 @@ class EngineMethod:
         started = time.perf_counter()
         result = self.engine.generate([Request(prompt, params)])[0]
         seconds = time.perf_counter() - started
-        return Run(
-            result.tokens, seconds, result.steps, result.accepted, result.nodes, dict(result.split)
-        )
+        return Run(result.tokens, seconds, result.steps, result.accepted, result.nodes, dict(result.split))
 
 
 @dataclass(frozen=True)
@@ -129,5 +127,6 @@ def _check_stock(params: SamplingParams) -> None:
     for name, used in unsupported.items():
         if used:
             raise TercelError(
-                f"stock generation cannot be compared with {name} set; leave out the method transformers or {name}"
+                f"stock generation cannot be compared with {name} set; "
+                f"leave out the method transformers or {name}"
             )

@@ -11,7 +11,17 @@ from tercel.files import atomic_file
 from tercel.measure.intervals import Interval
 from tercel.measure.summary import BenchReport, MethodSummary
 
-HEADINGS = ("task", "method", "questions", "tokens", "tokens/s", "τ", "speedup", "over transformers", "identical")
+HEADINGS = (
+    "task",
+    "method",
+    "questions",
+    "tokens",
+    "tokens/s",
+    "τ",
+    "speedup",
+    "over transformers",
+    "identical",
+)
 
 
 def bench_table(report: BenchReport) -> Table:
@@ -51,15 +61,30 @@ def plot_bench(report: BenchReport, path: Path) -> None:
             summary = task.methods[name]
             x = at + (place - (len(names) - 1) / 2) * width
             label = name if at == 0 else None
-            axes.bar(x, summary.rate.value, width, color=f"C{place}", label=label, yerr=_error_bar(summary.rate), capsize=2)
+            axes.bar(
+                x,
+                summary.rate.value,
+                width,
+                color=f"C{place}",
+                label=label,
+                yerr=_error_bar(summary.rate),
+                capsize=2,
+            )
             if summary.tau is not None:
                 top = summary.rate.value if summary.rate.ci95 is None else summary.rate.high
                 axes.annotate(
-                    f"τ {summary.tau.value:.2f}", (x, top), (0, 2), textcoords="offset points", ha="center", fontsize=7
+                    f"τ {summary.tau.value:.2f}",
+                    (x, top),
+                    (0, 2),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=7,
                 )
     axes.set_xticks(range(len(report.tasks)), [task.name for task in report.tasks])
     axes.set_ylabel("tokens a second")
-    axes.set_title(f"{report.target}, {report.dtype}, {report.device}, {_threads(report.threads)}", fontsize=9)
+    axes.set_title(
+        f"{report.target}, {report.dtype}, {report.device}, {_threads(report.threads)}", fontsize=9
+    )
     axes.margins(y=0.15)
     axes.legend(fontsize=8)
     figure.tight_layout()

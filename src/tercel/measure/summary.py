@@ -37,8 +37,7 @@ class QuestionRow:
     def identical(self, method: str) -> bool:
         """Whether every answer has the very token ids of token-by-token decoding."""
         return all(
-            run.tokens == base.tokens
-            for run, base in zip(self.runs[method], self.runs[VANILLA], strict=True)
+            run.tokens == base.tokens for run, base in zip(self.runs[method], self.runs[VANILLA], strict=True)
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -61,10 +60,10 @@ class QuestionRow:
 class MethodSummary:
     """One method on one task.
 
-    tau: tokens a target forward, bonus included, first token of an answer excluded; None if every answer ended with
-    its first token. speedup: over token-by-token decoding by the same loop; speedup_per_question: the mean of the
-    questions' own ratios. identical: share of questions answered with the same token ids as `vanilla` (None where
-    they need not be: stock sampling). questions: how many were asked.
+    tau: tokens a target forward, bonus included, first token of an answer excluded; None if every answer
+    ended with its first token. speedup: over token-by-token decoding by the same loop; speedup_per_question:
+    the mean of the questions' own ratios. identical: share of questions answered with the same token ids as
+    `vanilla` (None where they need not be: stock sampling). questions: how many were asked.
     """
 
     tokens: int
@@ -143,8 +142,8 @@ class BenchReport:
 def summarise(rows: Sequence[QuestionRow], comparable: Mapping[str, bool]) -> dict[str, MethodSummary]:
     """Numbers of every method over the same questions.
 
-    comparable: by method, whether its token ids should equal vanilla's. Intervals resample questions; repetitions of
-    a question are added up before.
+    comparable: by method, whether its token ids should equal vanilla's. Intervals resample questions;
+    repetitions of a question are added up before.
     """
     return {method: _summary(rows, method, comparable[method]) for method in comparable}
 

@@ -23,7 +23,8 @@ Tools = tuple[dict[str, Any], ...]
 
 @dataclass(frozen=True)
 class Question:
-    """User turns, asked one after another and answered in turn; `system` None means the template's default."""
+    """User turns, asked one after another and answered in turn; `system` None means the template's
+    default."""
 
     id: str
     turns: tuple[str, ...]
@@ -66,15 +67,17 @@ def load_task(spec: str, folders: Sequence[Path]) -> Task:
     """Load `NAME_OR_FILE[:N]`; with `:N` only N questions, spread evenly over the file.
 
     A name stands for `NAME.jsonl` in one of `folders` or their `SUBFOLDERS`; `demo` is built in. A line is
-    `{"turns": [..]}` (evaluation sets), `{"messages": [..]}` (user turns are asked; what follows a tool's answer is
-    left out) or `{"prompt": ".."}`. Evenly spread, because most sets are sorted by kind.
+    `{"turns": [..]}` (evaluation sets), `{"messages": [..]}` (user turns are asked; what follows a tool's
+    answer is left out) or `{"prompt": ".."}`. Evenly spread, because most sets are sorted by kind.
 
-    Raises `TercelError` for an unknown name, a malformed line (with its number), an empty file or `N` out of range.
+    Raises `TercelError` for an unknown name, a malformed line (with its number), an empty file or `N` out of
+    range.
     """
     name, count = _split_count(spec)
     path = _find(name, folders)
     if path is None:
-        text, where = (files("tercel.measure") / "demo_prompts.jsonl").read_text("utf-8"), f"built-in task {DEMO}"
+        text = (files("tercel.measure") / "demo_prompts.jsonl").read_text("utf-8")
+        where = f"built-in task {DEMO}"
     else:
         text, where = _read(path), str(path)
     questions = tuple(_questions(text, where, name if path is None else path.stem))
@@ -95,8 +98,8 @@ def question_messages(question: Question, answers: Sequence[str] = ()) -> tuple[
 def prompt_ids(
     tokenizer: PreTrainedTokenizerBase, question: Question, answers: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """What a server would send for turn `len(answers)`: the chat template's prompt, or for a tokenizer without a
-    template the texts so far, two line ends apart.
+    """What a server would send for turn `len(answers)`: the chat template's prompt, or for a tokenizer
+    without a template the texts so far, two line ends apart.
 
     Raises `TercelError` for messages that the template refuses.
     """
@@ -148,7 +151,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise TercelError(f"cannot read {path}: {error}; a task is a UTF-8 text file of JSON lines") from error
+        raise TercelError(
+            f"cannot read {path}: {error}; a task is UTF-8 text, one JSON object a line"
+        ) from error
 
 
 def _questions(text: str, where: str, source: str) -> Iterator[Question]:
@@ -158,7 +163,7 @@ def _questions(text: str, where: str, source: str) -> Iterator[Question]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise TercelError(
-                    f"{where}, line {number}: not JSON ({error.msg}, column {error.colno}); repair or remove it"
+                    f"{where}, line {number}: not JSON ({error.msg}, column {error.colno}); repair the line"
                 ) from error
             yield _question(row, f"{where}, line {number}", f"{source}-{number}")
 
@@ -186,5 +191,7 @@ def _question(row: Any, where: str, default_id: str) -> Question:
 def _spread(task: Task, count: int) -> Task:
     total = len(task.questions)
     if count > total:
-        raise TercelError(f"task {task.name} has {total} questions, but {count} were asked for; lower the number")
+        raise TercelError(
+            f"task {task.name} has {total} questions, not the {count} asked for; lower the number"
+        )
     return replace(task, questions=tuple(task.questions[i * total // count] for i in range(count)))

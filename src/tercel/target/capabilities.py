@@ -59,7 +59,7 @@ def probe_tree_support(target: Target) -> TreeSupport:
         return TreeSupport(
             False, False, f"its attention does not take a mask and a cache from outside ({error})"
         )
-    # what rounding alone does when the same tokens are run in another shape; a leak through the mask does more
+    # what rounding alone does to the same tokens in another shape; a leak through the mask does more
     noise, deviation = _distance(one_by_one, truth), float(truth.std())
     if noise > NOISE * deviation:
         return TreeSupport(False, False, "tokens one by one give other logits than the whole text at once")

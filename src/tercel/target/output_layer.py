@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,11 @@ class OutputLayer:
             logits = torch.tanh(logits / self.soft_cap) * self.soft_cap
         return logits
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """`[W, K]`: the weights of these tokens, scaled as their logits are (a cap has no part in them)."""
+        weight: Any = self.linear.weight
+        return weight[ids.to(weight.device)] * self.scale
+
     @classmethod
     @torch.no_grad()
     def of(cls, model: PreTrainedModel) -> OutputLayer:
@@ -56,8 +62,8 @@ class OutputLayer:
         if torch.allclose(nearest(hidden).float(), truth, rtol=1e-2, atol=1e-2 * float(truth.std())):
             return nearest
         raise TercelError(
-            f"the logits of {type(model).__name__} are not its output layer's, nor a scaled or capped form of "
-            "them; this architecture is not supported yet"
+            f"the logits of {type(model).__name__} are not its output layer's, nor a scaled or capped form "
+            "of them; this architecture is not supported yet"
         )
 
 

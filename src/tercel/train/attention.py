@@ -60,6 +60,11 @@ def ttt_attention(
     return _TTTAttention.apply(query, key, value, extra_keys, extra_values, rows, cut)
 
 
+def _wide(x: Tensor) -> torch.dtype:
+    """What softmax is computed in: float32, or better where the tensors are."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 class _TTTAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -73,7 +78,7 @@ class _TTTAttention(torch.autograd.Function):
         cut: list[Segment],
     ) -> Tensor:
         out = torch.empty_like(query)
-        lse = query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)  # [q, R]
+        lse = query.new_empty(query.shape[1], query.shape[0], dtype=_wide(query))  # [q, R]
         for piece in cut:
             part = _Piece(piece, query, key, value, extra_keys, extra_values, rows)
             scores, extra = part.scores()
@@ -91,11 +96,11 @@ class _TTTAttention(torch.autograd.Function):
         query, key, value, extra_keys, extra_values, rows, out, lse = ctx.saved_tensors
         grad_out = grads[0].view_as(out)
         grad_query = torch.empty_like(query)
-        grad_key = torch.zeros(key.shape, dtype=torch.float32, device=key.device)
+        grad_key = torch.zeros(key.shape, dtype=_wide(query), device=key.device)
         grad_value = torch.zeros_like(grad_key)
         grad_extra_keys, grad_extra_values = torch.empty_like(extra_keys), torch.empty_like(extra_values)
         # the softmax's row term: the same for both parts, because they share the softmax
-        delta = (grad_out.float() * out.float()).sum(-1).T  # [q, R]
+        delta = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1).T  # [q, R]
         for piece in ctx.cut:
             part = _Piece(piece, query, key, value, extra_keys, extra_values, rows)
             kv = part.query.shape[0]
@@ -103,9 +108,11 @@ class _TTTAttention(torch.autograd.Function):
             weights, extra_weights = part.weights(*part.scores(), total)
             grad = part.group(grad_out[part.slice])
             row_term = delta[:, part.slice].reshape(kv, -1, 1)
-            d_scores = (weights * ((grad @ part.value.mT).float() - row_term) * part.scale).to(query.dtype)
+            d_scores = (weights * ((grad @ part.value.mT).to(lse.dtype) - row_term) * part.scale).to(
+                query.dtype
+            )
             d_extra = (
-                extra_weights * ((grad[:, :, None] * part.extra_value).sum(-1).float() - row_term)
+                extra_weights * ((grad[:, :, None] * part.extra_value).sum(-1).to(lse.dtype) - row_term)
             ) * part.scale
             d_extra = d_extra.to(query.dtype)
             grad_query[part.slice] = part.ungroup(
@@ -145,6 +152,7 @@ class _Piece:
         self.kv = key.shape[1]
         self.groups = query.shape[1] // self.kv
         self.scale = query.shape[2] ** -0.5
+        self.wide = _wide(query)
         self.query = self.group(query[self.slice])  # [kv, G*r, D]
         self.key = key[tokens].transpose(0, 1)  # [kv, T, D]
         self.value = value[tokens].transpose(0, 1)
@@ -175,10 +183,10 @@ class _Piece:
         return summed.permute(2, 1, 0, 3)
 
     def scores(self) -> tuple[Tensor, Tensor]:
-        """`[kv, G*r, T]` with what a row may not see at -inf, and `[kv, G*r, s]`, float32."""
-        scores = (self.query @ self.key.mT).float() * self.scale
+        """`[kv, G*r, T]` with what a row may not see at -inf, and `[kv, G*r, s]`."""
+        scores = (self.query @ self.key.mT).to(self.wide) * self.scale
         scores.masked_fill_(self.hidden, float("-inf"))
-        extra = (self.query[:, :, None] * self.extra_key).sum(-1).float() * self.scale
+        extra = (self.query[:, :, None] * self.extra_key).sum(-1).to(self.wide) * self.scale
         return scores, extra
 
     def weights(self, scores: Tensor, extra: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,9 +21,32 @@ class Split:
     held_out: list[TokenizedChat]
 
 
+def usable(chats: Sequence[TokenizedChat], max_length: int, vocab_size: int) -> list[TokenizedChat]:
+    """The chats cut to `max_length`, without those of which no row could learn.
+
+    Raises `TercelError` for ids outside the vocabulary, and if nothing is left.
+    """
+    kept = []
+    for chat in chats:
+        if len(chat) and not 0 <= int(chat.tokens.min()) <= int(chat.tokens.max()) < vocab_size:
+            wrong = int(chat.tokens.min() if chat.tokens.min() < 0 else chat.tokens.max())
+            raise TercelError(
+                f"conversation {chat.id} holds token {wrong}, but the target has {vocab_size} tokens; "
+                "the data was tokenised for another target"
+            )
+        cut = chat.cut(max_length)
+        if cut.supervised[2:].any():  # the first row predicts the third token
+            kept.append(cut)
+    if not kept:
+        raise TercelError(
+            f"none of {len(chats)} conversations has a token of the assistant within {max_length} tokens; "
+            "give other data or a larger --max-length"
+        )
+    return kept
+
+
 def split(chats: Sequence[TokenizedChat], share: float) -> Split:
-    """Hold out about `share` of the chats, chosen by a hash of their tokens (so equal chats fall on one
-    side).
+    """Hold out about `share` of the chats, by a hash of their tokens (so equal chats fall on one side).
 
     Raises `TercelError` if either side would be empty.
     """
@@ -34,7 +57,8 @@ def split(chats: Sequence[TokenizedChat], share: float) -> Split:
         (held_out if int.from_bytes(digest[:4], "big") < share * 2**32 else train).append(chat)
     if not train or not held_out:
         raise TercelError(
-            f"{len(chats)} conversations are too few to hold out a share of {share}; give more data or a larger share"
+            f"{len(chats)} conversations are too few to hold out a share of {share}; "
+            "give more data or a larger --eval-share"
         )
     return Split(train, held_out)
 
@@ -68,15 +92,8 @@ def data_digest(chats: Sequence[TokenizedChat]) -> str:
 
 
 def supervised_counts(chats: Sequence[TokenizedChat], vocab_size: int) -> torch.Tensor:
-    """int64 `[V]`: how often each token is supervised. Raises `TercelError` for ids outside the
-    vocabulary."""
+    """int64 `[V]`: how often each token is supervised."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for chat in chats:
-        ids = np.asarray(chat.tokens)[np.asarray(chat.supervised)]
-        if len(ids) and int(ids.max()) >= vocab_size:
-            raise TercelError(
-                f"conversation {chat.id} holds token {int(ids.max())}, but the target has {vocab_size} tokens; "
-                "the data was tokenised for another target"
-            )
-        np.add.at(counts, ids, 1)
+        np.add.at(counts, chat.tokens[chat.supervised], 1)
     return torch.from_numpy(counts)

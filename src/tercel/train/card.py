@@ -27,8 +27,8 @@ base_model: {name}
 ---
 # EAGLE-3 draft head for {name}
 
-One decoder layer ({model.head.num_parameters() / 1e6:.1f} M parameters) that drafts tokens for `{name}`; the target
-verifies every one, so the text is the target's own. It is of no use with another model.
+One decoder layer ({model.head.num_parameters() / 1e6:.1f} M parameters) that drafts tokens for `{name}`; the
+target verifies every one, so the text is the target's own. It is of no use with another model.
 
 ```
 tercel generate {name} . --prompt "Why is the sky blue?"
@@ -39,8 +39,9 @@ tercel bench {name} .
 {measured}
 
 ## Data
-{data}: {facts["conversations"]:,} conversations, {facts["tokens"]:,} tokens, of which {facts["supervised_tokens"]:,}
-are the assistant's and were learned from. The licence of the data binds the use of the head.
+{data}: {facts["conversations"]:,} conversations, {facts["tokens"]:,} tokens, of which
+{facts["supervised_tokens"]:,} are the assistant's and were learned from. The licence of the data binds the
+use of the head.
 
 ## Recipe
 Training-time test with S = {config.ttt_steps}, loss `{config.loss}`, step decay {config.decay}, AdamW

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,7 @@ from tercel.train.ttt import Objective
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Recipe of one training run. Defaults follow the paper where the scale does not forbid it (spec section
-    7).
+    """Recipe of one training run; defaults follow the paper where the scale allows it (spec section 7).
 
     batch_tokens: packed tokens of one optimizer step's micro-batch; accumulate: micro-batches a step.
     lr: peak of a linear warm-up (share `warmup` of all steps) and a cosine down to `final_lr` of it.
@@ -47,7 +48,15 @@ class TrainConfig:
     save_every: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_tokens", "accumulate", "ttt_steps", "eval_every", "save_every"):
+        for name in (
+            "epochs",
+            "batch_tokens",
+            "accumulate",
+            "max_length",
+            "ttt_steps",
+            "eval_every",
+            "save_every",
+        ):
             if getattr(self, name) < 1:
                 raise TercelError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name, allowed in (
@@ -59,8 +68,16 @@ class TrainConfig:
                 raise TercelError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         if not 0 < self.eval_share < 1:
             raise TercelError(f"eval_share must lie between 0 and 1, not {self.eval_share}")
-        if self.lr <= 0:
+        if not 0 < self.lr < math.inf:
             raise TercelError(f"lr must be positive, not {self.lr}")
+        if not 0 < self.clip < math.inf:
+            raise TercelError(f"clip must be positive, not {self.clip}")
+        for name in ("final_lr", "warmup", "decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise TercelError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
+        if self.draft_vocab < 0 or self.weight_decay < 0:
+            name = "draft_vocab" if self.draft_vocab < 0 else "weight_decay"
+            raise TercelError(f"{name} must not be negative, but is {getattr(self, name)}")
 
     @property
     def objective(self) -> Objective:
@@ -71,6 +88,14 @@ class TrainConfig:
             oov=self.oov,
             average=self.average,
         )
+
+    def learning_rate(self, step: int, steps: int) -> float:
+        """For optimizer step `step` (from 0) of `steps`: linear warm-up, then a cosine."""
+        warmup = max(1, int(self.warmup * steps))
+        if step < warmup:
+            return self.lr * (step + 1) / warmup
+        progress = (step - warmup) / max(1, steps - warmup)
+        return self.lr * (self.final_lr + (1 - self.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
 
     def digest(self, data: str, target: str) -> str:
         """Key of a run: what a resumed run must share with the one it continues."""
@@ -85,6 +110,25 @@ class RunFolder:
     """Where a run keeps its things. The folder itself is the best head so far."""
 
     out: Path
+
+    def claim(self, overwrite: bool) -> None:
+        """Make sure that `out` is free or holds a run, which `overwrite` throws away.
+
+        Raises `TercelError` for anything else: what no run made is never removed.
+        """
+        out = self.out
+        if out.exists() and not out.is_dir():
+            raise TercelError(f"{out} is a file; choose another --out")
+        if not out.exists() or not any(out.iterdir()):
+            return
+        if not self.training.is_dir() and not (out / "tercel.json").is_file():
+            raise TercelError(f"{out} is not empty and holds no training run; choose another --out")
+        if overwrite:
+            shutil.rmtree(out)
+        elif not self.state.is_file():
+            raise TercelError(
+                f"{out} holds a head but no run to go on with; choose another --out, or --overwrite"
+            )
 
     @property
     def last(self) -> Path:

@@ -1,5 +1,4 @@
-"""Features and teacher for a batch: from the frozen target as training goes, or from files it filled
-earlier."""
+"""Features and teacher for a batch: from the frozen target as training goes, or from files filled earlier."""
 
 from __future__ import annotations
 
@@ -46,7 +45,6 @@ class FeatureSupply:
         self.vocabulary = vocabulary
         self.to_draft = vocabulary.to_draft().to(target.device)
         layers = head.config.feature_layers
-        target.tap(layers)
         key = f"{target.fingerprint}-{'_'.join(map(str, layers))}-{str(target.dtype).removeprefix('torch.')}"
         self._folder = cache / key if cache is not None else None
 
@@ -87,6 +85,7 @@ class FeatureSupply:
         padded = torch.zeros(len(chats), width, dtype=torch.long)
         for row, chat in enumerate(chats):
             padded[row, : len(chat.tokens)] = torch.from_numpy(chat.tokens)
+        self.target.tap(self.head.config.feature_layers)  # others may have tapped it since
         out = self.target.encode(padded.to(self.target.device))
         features = out.features
         return [
@@ -111,9 +110,13 @@ class FeatureSupply:
             return None
         try:
             stored = load_file(file)
-        except (SafetensorError, OSError):
+            encoded = Encoded(stored["features"], stored["hidden"])
+        except (SafetensorError, OSError, KeyError):
             return None  # a damaged cache entry is made again
-        return Encoded(stored["features"], stored["hidden"])
+        whole = len(encoded.features) == len(chat) and len(encoded.hidden) == int(
+            _before_supervised(chat).sum()
+        )
+        return encoded if whole else None
 
     def _write(self, chat: TokenizedChat, encoded: Encoded) -> None:
         file = self._file(chat)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,12 +24,14 @@ from tercel.draft import (
 from tercel.errors import TercelError
 from tercel.target.model import Target, default_feature_layers
 from tercel.train.acceptance import Acceptance, simulate
-from tercel.train.batches import Split, data_digest, plan_batches, split, supervised_counts
+from tercel.train.batches import Split, data_digest, plan_batches, split, supervised_counts, usable
 from tercel.train.card import model_card
 from tercel.train.config import RunFolder, TrainConfig
 from tercel.train.features import FeatureSupply
+from tercel.train.initial import initialise_from_target
+from tercel.train.journal import Journal
 from tercel.train.precision import MasterWeights
-from tercel.train.state import TrainState, load_state, save_state
+from tercel.train.state import TrainState, load_state, save_state, uninterrupted
 from tercel.train.ttt import training_time_test
 
 EVAL_BATCH_TOKENS = 4096
@@ -70,8 +70,7 @@ def train(
     data_names: Sequence[str] = (),
     stop_after: int | None = None,
 ) -> TrainSummary:
-    """Train a head for `target` on tokenised chats and write it to `out`; goes on where an interrupted run
-    stopped.
+    """Train a head for `target` on tokenised chats and write it to `out`; goes on where a stopped run was.
 
     stop_after: leave after this many optimizer steps in all, as an interruption would (the state is saved).
     Raises `TercelError` if the data does not fit the target or `out` belongs to another run.
@@ -95,7 +94,7 @@ class _Run:
     ) -> None:
         self.target, self.config, self.folder, self.watcher = target, config, folder, watcher
         self.data_names = data_names
-        chats = [chat.cut(config.max_length) for chat in chats]
+        chats = usable(chats, config.max_length, target.vocab_size)
         self.data: Split = split(chats, config.eval_share)
         counts = supervised_counts(self.data.train, target.vocab_size)
         self.vocabulary = DraftVocabulary.most_frequent(
@@ -103,14 +102,11 @@ class _Run:
         )
         self.coverage = self.vocabulary.coverage(counts)
         self.supervised_tokens = int(counts.sum())
-        self.key = config.digest(data_digest(chats), target.fingerprint)
-        if overwrite:
-            shutil.rmtree(folder.out, ignore_errors=True)
-        elif folder.out.exists() and any(folder.out.iterdir()) and not folder.state.exists():
-            raise TercelError(f"{folder.out} is not empty and holds no training run; choose another --out")
-
+        self.key = config.digest(data_digest(chats), f"{target.fingerprint} in {target.dtype}")
+        self.journal = Journal(folder.metrics)
         torch.manual_seed(config.seed)
         head = self._new_head().to(target.device)
+        initialise_from_target(head, target, self.vocabulary, self.data.train)
         self.weights = MasterWeights(head, target.dtype)
         self.optimizer = torch.optim.AdamW(
             head.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
@@ -120,11 +116,12 @@ class _Run:
         micro = plan_batches(lengths, config.batch_tokens, config.epochs, config.seed)
         self.plan = [micro[i : i + config.accumulate] for i in range(0, len(micro), config.accumulate)]
         self.step, self.seconds, self.best_tau = 0, 0.0, -1.0
+        folder.claim(overwrite)
         self._restore()
 
     def _new_head(self) -> Eagle3Head:
         config, target = self.config, self.target
-        head = Eagle3Head(
+        return Eagle3Head(
             HeadConfig.for_target(
                 target.config,
                 feature_layers=config.feature_layers or default_feature_layers(target.num_layers),
@@ -135,21 +132,18 @@ class _Run:
                 norm_output=config.norm_output,
             )
         )
-        with torch.no_grad():  # the target's own rows: a random output layer costs data (spec section 2)
-            rows = target.output_layer.linear.weight[self.vocabulary.ids.to(target.device)]
-            head.lm_head.weight.copy_(rows)
-        return head
 
     def _restore(self) -> None:
         state = load_state(self.folder.state, self.key)
         if state is None:
+            self._save_state()  # a full disk shows before the work, not after it
             return
         self.weights.master.load_state_dict(state.head)
         self.weights.refresh()
         self.optimizer.load_state_dict(state.optimizer)
         torch.set_rng_state(state.rng)
         self.step, self.seconds, self.best_tau = state.step, state.seconds, state.best
-        _keep_lines(self.folder.metrics, state.step)
+        self.journal.cut(state.step)
 
     def run(self, stop_after: int | None) -> TrainSummary:
         total = len(self.plan)
@@ -158,15 +152,12 @@ class _Run:
         last = min(total, stop_after or total)
         started = time.monotonic() - self.seconds
         try:
+            self._evaluate_if_due()  # where the run was stopped in the middle of it
             while self.step < last:
-                metrics = self._train_step(self.plan[self.step])
-                self.step += 1
-                self.seconds = time.monotonic() - started
-                self._record({"step": self.step, **metrics})
+                metrics = self._train_step(self.plan[self.step], started)
                 if self.watcher:
                     self.watcher.stepped(self.step, metrics)
-                if self.step % self.config.eval_every == 0 or self.step == total:
-                    self._evaluate()
+                self._evaluate_if_due()
                 if self.step % self.config.save_every == 0 or self.step == last:
                     self._save()
         except KeyboardInterrupt:
@@ -174,80 +165,88 @@ class _Run:
             raise
         return self._summary()
 
-    def _train_step(self, micro_batches: list[list[int]]) -> dict[str, float]:
+    def _train_step(self, micro_batches: list[list[int]], run_started: float) -> dict[str, float]:
         started = time.monotonic()
-        rate = self._learning_rate(self.step)
+        rate = self.config.learning_rate(self.step, len(self.plan))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        sequences = sum(len(batch) for batch in micro_batches)
         loss, rows, right, tokens = 0.0, 0, 0, 0
-        for indices in micro_batches:
+        for indices, share in zip(micro_batches, self._shares(micro_batches), strict=True):
             batch = self.supply.batch([self.data.train[i] for i in indices])
             result = training_time_test(
-                self.weights.working, batch, self.supply.to_draft, self.config.objective, sequences=sequences
+                self.weights.working, batch, self.supply.to_draft, self.config.objective, share=share
             )
-            if not result.loss.requires_grad:
-                continue  # no supervised row survived the cut to max_length
             result.loss.backward()
             self.weights.collect_gradients()
             loss += float(result.loss.detach())
             tokens += len(batch.tokens)
-            if result.steps:
-                rows += len(result.steps[0].correct)
-                right += int(result.steps[0].correct.sum())
-        norm = torch.nn.utils.clip_grad_norm_(self.weights.master.parameters(), self.config.clip)
-        if not math.isfinite(loss) or not math.isfinite(float(norm)):
+            rows += len(result.steps[0].correct)
+            right += int(result.steps[0].correct.sum())
+        norm = float(torch.nn.utils.clip_grad_norm_(self.weights.master.parameters(), self.config.clip))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TercelError(
-                f"the loss became {loss} at step {self.step + 1}; resume with a lower --lr from the last checkpoint"
+                f"the loss became {loss} and its gradient {norm} at step {self.step + 1}; "
+                "start again with a lower --lr, or in bfloat16 if this was float16"
             )
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.weights.refresh()
-        return {
+        metrics = {
             "loss": loss,
-            "accuracy": right / max(rows, 1),
+            "accuracy": right / rows,
             "lr": rate,
-            "grad_norm": float(norm),
+            "grad_norm": norm,
             "tokens": tokens,
-            "seconds": time.monotonic() - started,
         }
+        with uninterrupted():
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.weights.refresh()
+            self.step += 1
+            self.seconds = time.monotonic() - run_started
+            metrics["seconds"] = time.monotonic() - started
+            self.journal.add({"step": self.step, **metrics})
+        return metrics
 
-    def _learning_rate(self, step: int) -> float:
-        config, total = self.config, len(self.plan)
-        warmup = max(1, int(config.warmup * total))
-        if step < warmup:
-            return config.lr * (step + 1) / warmup
-        progress = (step - warmup) / max(1, total - warmup)
-        return config.lr * (
-            config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
-        )
+    def _shares(self, micro_batches: list[list[int]]) -> list[float]:
+        """What each micro-batch counts for in the step: its share of the sequences, or of learned tokens."""
+        if self.config.average == "sequence":
+            sizes = [len(batch) for batch in micro_batches]
+        else:
+            sizes = [sum(int(self.data.train[i].supervised.sum()) for i in batch) for batch in micro_batches]
+        return [size / sum(sizes) for size in sizes]
 
-    def _evaluate(self) -> Acceptance:
+    def _evaluate_if_due(self) -> None:
+        due = self.step == len(self.plan) or (self.step > 0 and self.step % self.config.eval_every == 0)
+        if not due or any(row["step"] == self.step for row in self.journal.evaluations()):
+            return
+        acceptance = self._measure()
+        if self.watcher:
+            self.watcher.evaluated(self.step, acceptance)
+        if acceptance.tau > self.best_tau:
+            self._write_head(self.folder.out, acceptance)
+            self.best_tau = acceptance.tau
+        self.journal.add({"step": self.step, "eval": asdict(acceptance)})
+
+    def _measure(self) -> Acceptance:
         held = self.data.held_out
         plan = plan_batches([len(chat) for chat in held], EVAL_BATCH_TOKENS, 1, 0)
-        acceptance = simulate(
+        return simulate(
             self.weights.working,
             (self.supply.batch([held[i] for i in indices]) for indices in plan),
             self.supply.to_draft,
             self.config.objective,
         )
-        self._record({"step": self.step, "eval": asdict(acceptance)})
-        if self.watcher:
-            self.watcher.evaluated(self.step, acceptance)
-        if acceptance.tau > self.best_tau:
-            self.best_tau = acceptance.tau
-            self._write_head(self.folder.out, acceptance)
-        self._acceptance = acceptance
-        return acceptance
 
     def _write_head(self, path: Path, acceptance: Acceptance | None) -> None:
         measured = {"held_out": asdict(acceptance)} if acceptance else {}
         info = HeadInfo(self._identity(), {**self._facts(), "step": self.step}, measured)
         model = DraftModel(self.weights.master, self.vocabulary, info)
-        save_head(model, path, card=model_card(model, self.config), keep=("last", "training"))
+        with uninterrupted():
+            save_head(model, path, card=model_card(model, self.config), keep=("last", "training"))
 
     def _save(self) -> None:
         self._write_head(self.folder.last, None)
+        self._save_state()
+
+    def _save_state(self) -> None:
         save_state(
             TrainState(
                 key=self.key,
@@ -278,13 +277,8 @@ class _Run:
             "recipe": asdict(self.config),
         }
 
-    def _record(self, row: dict[str, Any]) -> None:
-        self.folder.metrics.parent.mkdir(parents=True, exist_ok=True)
-        with self.folder.metrics.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(row) + "\n")
-
     def _summary(self) -> TrainSummary:
-        history = [json.loads(line) for line in self.folder.metrics.read_text(encoding="utf-8").splitlines()]
+        history = self.journal.rows()
         evals = [row["eval"] for row in history if "eval" in row]
         best = max(evals, key=lambda row: row["tau"], default=None)
         return TrainSummary(
@@ -293,16 +287,6 @@ class _Run:
             seconds=self.seconds,
             tokens=int(sum(row.get("tokens", 0) for row in history)),
             supervised_tokens=self.supervised_tokens,
-            best=Acceptance(**{**best, "alpha": tuple(best["alpha"])}) if best else self._evaluate(),
+            best=Acceptance(**{**best, "alpha": tuple(best["alpha"])}) if best else self._measure(),
             history=history,
         )
-
-
-def _keep_lines(path: Path, step: int) -> None:
-    """Drop metrics of steps after `step`: they will be made again."""
-    if not path.is_file():
-        return
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-    path.write_text(
-        "".join(line + "\n" for line in lines if json.loads(line)["step"] <= step), encoding="utf-8"
-    )

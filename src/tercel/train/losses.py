@@ -77,6 +77,8 @@ def draft_loss(
 ) -> StepLoss:
     """hidden `[R, H]` after the final norm; weight `[W, H]`; teacher_rows `[R]` into `teacher`; labels `[R]`
     draft ids (-1: none); row_weights `[R]` float32, 0 drops a row from the loss."""
+    if not torch.is_grad_enabled():
+        weight = weight.detach()  # so that no gradient is made
     loss, correct, overlap = _FusedLoss.apply(
         hidden, weight, teacher.probs, teacher_rows, labels, row_weights, kind, with_overlap
     )
@@ -108,9 +110,7 @@ class _FusedLoss(torch.autograd.Function):
             part = slice(start, start + CHUNK_ROWS)
             logits = hidden[part] @ weight.T
             log_q = torch.log_softmax(logits.float(), -1)
-            # amax and one look-up: argmax over wide rows is several times slower on CPUs
-            said = log_q.gather(-1, labels[part, None].clamp(min=0))[:, 0]
-            correct[part] = (said >= log_q.amax(-1)) & (labels[part] >= 0)
+            correct[part] = log_q.argmax(-1) == labels[part]  # the draft's own choice, ties and all
             p = probs.index_select(0, teacher_rows[part]).float()
             if with_overlap:
                 overlap[part] = torch.minimum(p, log_q.exp()).sum(-1)

@@ -27,8 +27,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
-        """Add the working copy's gradients to the master's, in float32, and clear them (after each
-        micro-batch)."""
+        """Add the working copy's gradients to the master's, and clear them (after each micro-batch)."""
         for master, working in self.pairs:
             if working.grad is None:
                 continue

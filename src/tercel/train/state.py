@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,22 @@ class TrainState:
     rng: torch.Tensor
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back until the block ends: neither half an update nor half a swap of folders may stay."""
+    if threading.current_thread() is not threading.main_thread():  # only there do signals arrive
+        yield
+        return
+    held: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, _frame: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if held:
+        raise KeyboardInterrupt
+
+
 def save_state(state: TrainState, path: Path) -> None:
     with atomic_file(path) as partial:
         try:
@@ -52,6 +72,7 @@ def load_state(path: Path, key: str) -> TrainState | None:
         raise TercelError(f"{path} cannot be read ({error}); delete it to start over") from error
     if state.key != key:
         raise TercelError(
-            f"{path.parent.parent} holds a run with other settings, data or target; choose another --out, or --overwrite"
+            f"{path.parent.parent} holds a run with other settings, data or target; "
+            "choose another --out, or --overwrite"
         )
     return state

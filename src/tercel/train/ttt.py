@@ -63,8 +63,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class TTTResult:
-    """loss: scalar. steps: loss (unweighted mean), correctness and overlap of each step. plan: the rows
-    behind."""
+    """loss: scalar, the sum of the `steps`' weighted losses. plan: the rows behind each step."""
 
     loss: Tensor
     steps: tuple[StepLoss, ...]
@@ -77,23 +76,20 @@ def training_time_test(
     to_draft: Tensor,
     objective: Objective,
     *,
-    sequences: int | None = None,
+    share: float = 1.0,
     with_overlap: bool = False,
 ) -> TTTResult:
     """Run the head `S` steps over its own outputs and sum the losses.
 
-    to_draft int64 `[V]`; sequences: how many the loss is averaged over (all of an accumulated step; by
-    default those of this batch).
+    to_draft int64 `[V]`; share: what the batch counts for in an optimizer step of several batches.
     """
     device = batch.tokens.device
     plan = plan_rows(batch.supervised.cpu(), batch.lengths, objective.steps)
-    sequence_of = torch.repeat_interleave(torch.arange(len(batch.lengths)), torch.tensor(batch.lengths))
     positions = batch.positions
     total = torch.zeros((), dtype=torch.float32, device=device)
     results: list[StepLoss] = []
 
-    # Step 0 over all tokens: the last of a sequence reads a token that is not its own, but no row ever sees
-    # it.
+    # Step 0 over all tokens: the last of a sequence reads a token that is not its own, but no row sees it.
     every = torch.arange(len(batch.tokens), device=device)
     fused = head.fuse(batch.features)
     first = head.project(batch.embeddings[token_in(every, 0).clamp(max=len(every) - 1)], fused, positions)
@@ -103,15 +99,14 @@ def training_time_test(
     extra_values = extra_keys
 
     for step in range(objective.steps):
+        rows = plan.rows[step].to(device)
+        if len(rows) == 0:
+            break
         if step > 0:
             keep = plan.subset[step].to(device)
-            rows = plan.rows[step].to(device)
-            if len(rows) == 0:
-                break
             hidden = hidden[keep]
-            now = head.project(
-                batch.embeddings[token_in(rows, step)], hidden, rope_position(positions[rows], step)
-            )
+            embedding = batch.embeddings[token_in(rows, step)]
+            now = head.project(embedding, hidden, rope_position(positions[rows], step))
             query = now.query
             extra_keys = torch.cat([extra_keys[:, keep], now.key[None]])
             extra_values = torch.cat([extra_values[:, keep], now.value[None]])
@@ -122,19 +117,15 @@ def training_time_test(
 
         teacher_rows = batch.teacher_row[teacher(rows, step)]
         labels = _labels(batch, to_draft, objective.kind, rows, step, teacher_rows)
-        row_weights = _row_weights(
-            sequence_of[plan.rows[step]].to(device),
-            _counts(batch, objective, labels, teacher_rows),
-            sequences or len(batch.lengths),
-            objective.average,
-        )
+        counts = _counts(batch, objective, labels, teacher_rows)
+        row_weights = _row_weights(plan.rows[step], batch.lengths, counts, objective.average)
         result = draft_loss(
             head.norm(output),
             head.lm_head.weight,
             batch.teacher,
             teacher_rows,
             labels,
-            row_weights * objective.step_weight(step),
+            row_weights * (share * objective.step_weight(step)),
             objective.kind,
             with_overlap,
         )
@@ -156,19 +147,18 @@ def _counts(batch: Batch, objective: Objective, labels: Tensor, teacher_rows: Te
     """Bool `[R_s]`: whether a row enters the loss."""
     if objective.kind == "hard":
         return labels >= 0
-    return (
-        batch.teacher.best[teacher_rows] >= 0
-        if objective.oov == "drop"
-        else torch.ones_like(labels, dtype=torch.bool)
-    )
+    if objective.oov == "drop":
+        return batch.teacher.best[teacher_rows] >= 0
+    return torch.ones_like(labels, dtype=torch.bool)
 
 
-def _row_weights(sequence_of: Tensor, counts: Tensor, sequences: int, average: str) -> Tensor:
-    """float32 `[R_s]`, summing to 1 over the rows that count (averaged within sequences first, or not)."""
+def _row_weights(rows: Tensor, lengths: list[int], counts: Tensor, average: str) -> Tensor:
+    """float32 `[R_s]`: the mean over rows that count, within sequences first (0 where none counts) or not."""
     counted = counts.float()
     if average == "token":
         return counted / counted.sum().clamp(min=1)
-    per_sequence = torch.zeros(int(sequence_of.max()) + 1, device=counts.device).index_add_(
-        0, sequence_of, counted
+    sequence_of = torch.searchsorted(torch.cumsum(torch.tensor(lengths), 0), rows, right=True).to(
+        counts.device
     )
-    return counted / per_sequence.clamp(min=1)[sequence_of] / sequences
+    of_sequence = torch.zeros(len(lengths), device=counts.device).index_add_(0, sequence_of, counted)
+    return counted / of_sequence.clamp(min=1)[sequence_of] / len(lengths)

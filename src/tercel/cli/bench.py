@@ -1,0 +1,160 @@
+"""`tercel bench`: the same questions answered by several methods, in pairs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from tercel.cli.consoles import counting_bar, result_console
+from tercel.cli.groups import with_groups
+from tercel.cli.models import open_head, open_target, tree_shape
+from tercel.cli.options import DataDirs, DraftOptions, HeadName, JsonFile, ModelOptions, TargetName, TaskList
+from tercel.errors import TercelError
+from tercel.files import write_json
+
+if TYPE_CHECKING:
+    from tercel.decode.sampling import SamplingParams
+    from tercel.draft import DraftModel
+    from tercel.measure.acceptance import NAlpha
+    from tercel.measure.bench import BenchProgress, BenchSettings
+    from tercel.measure.methods import Method
+    from tercel.measure.summary import BenchReport
+    from tercel.measure.tasks import Task
+    from tercel.target.model import Target
+
+METHODS = ("vanilla", "transformers", "eagle3")
+
+
+@with_groups
+def command(
+    target: TargetName,
+    model: ModelOptions,
+    draft: DraftOptions,
+    head: HeadName = None,
+    tasks: TaskList = "demo",
+    data_dir: DataDirs = None,
+    methods: Annotated[str, typer.Option(help="What is compared; vanilla is always needed.")] = ",".join(
+        METHODS
+    ),
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Makes sampling repeatable.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="How often every question is asked.")] = 1,
+    n_alpha: Annotated[
+        int, typer.Option(min=0, help="Also measure n-α on a chain of that many drafts; 0 leaves it out.")
+    ] = 0,
+    json_file: JsonFile = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw the result there.", show_default=False)
+    ] = None,
+) -> None:
+    """Measure speed and acceptance on tasks, with 95 % intervals."""
+    names = parse_methods(methods)
+    from tercel.decode.sampling import SamplingParams
+    from tercel.measure.bench import BenchSettings
+    from tercel.measure.report import bench_table, plot_bench
+    from tercel.measure.tasks import parse_tasks
+
+    params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)
+    asked = parse_tasks(tasks, tuple(data_dir or ()))
+    loaded = open_target(target, model)
+    drafting = "eagle3" in names or n_alpha > 0
+    draft_model = open_head(head, loaded, draft) if drafting else None
+    settings = BenchSettings(params, repeats, str(draft_model.path) if draft_model is not None else None)
+    console = result_console()
+    report = run_with_bar(loaded, make_methods(names, loaded, draft_model, draft), asked, settings)
+    if n_alpha and draft_model is not None:
+        report = replace(report, n_alpha=measure_n_alpha(loaded, draft_model, asked, params, n_alpha))
+    console.print(bench_table(report))
+    for line in notes(report):
+        console.print(Text(line), soft_wrap=True)
+    if json_file is not None:
+        write_json(json_file, report.to_json())
+    if plot is not None:
+        plot_bench(report, plot)
+
+
+def parse_methods(text: str) -> tuple[str, ...]:
+    """`"vanilla,eagle3"` to its names. Raises `TercelError` for an unknown one, and without vanilla."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for name in names:
+        if name not in METHODS:
+            near = difflib.get_close_matches(name, METHODS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(METHODS)}"
+            raise TercelError(f"there is no method {name}; {hint}")
+    if "vanilla" not in names:
+        raise TercelError(f"--methods {text!r} lacks vanilla, which the others are compared with; add it")
+    return names
+
+
+def make_methods(
+    names: Sequence[str], target: Target, model: DraftModel | None, options: DraftOptions
+) -> dict[str, Method]:
+    from tercel.decode.eagle3 import Eagle3
+    from tercel.decode.engine import Engine
+    from tercel.decode.vanilla import Vanilla
+    from tercel.measure.methods import EngineMethod, TransformersMethod
+
+    methods: dict[str, Method] = {}
+    for name in names:
+        if name == "vanilla":
+            methods[name] = EngineMethod(Engine(target, Vanilla()))
+        elif name == "transformers":
+            methods[name] = TransformersMethod(target)
+        elif model is not None:
+            methods[name] = EngineMethod(Engine(target, Eagle3(model, target, tree_shape(options))))
+    return methods
+
+
+def run_with_bar(
+    target: Target, methods: dict[str, Method], tasks: Sequence[Task], settings: BenchSettings
+) -> BenchReport:
+    """`run_bench` with a bar on standard error."""
+    from tercel.measure.bench import run_bench
+
+    with counting_bar("answers") as bar:
+
+        def show(answer: BenchProgress) -> None:
+            rate = (
+                f"{answer.task}, {answer.method}: {len(answer.run.tokens) / answer.run.seconds:.1f} tokens/s"
+            )
+            bar(answer.done, answer.total, rate)
+
+        return run_bench(target, methods, tasks, settings, show)
+
+
+def measure_n_alpha(
+    target: Target, model: DraftModel, tasks: Sequence[Task], params: SamplingParams, depth: int
+) -> NAlpha:
+    """n-α for n = 0 … depth - 1 over the first turns of all questions."""
+    from tercel.decode.eagle3 import Eagle3, TreeShape
+    from tercel.decode.engine import Engine
+    from tercel.measure.acceptance import n_alpha
+    from tercel.measure.tasks import first_prompts
+
+    chain = Engine(target, Eagle3(model, target, TreeShape.chain(depth)))
+    prompts = [p for p in first_prompts(target.tokenizer, tasks) if len(p.tokens) < target.context_length]
+    with counting_bar("n-α") as bar:
+        return n_alpha(chain, prompts, params, depth, lambda done, total: bar(done, total, ""))
+
+
+def notes(report: BenchReport) -> list[str]:
+    """What stands below the table: n-α, where a step's time goes, and what was skipped."""
+    lines = []
+    if report.n_alpha is not None:
+        values = ("–" if value is None else f"{value:.3f}" for value in report.n_alpha.alpha)
+        lines.append("n-α: " + " ".join(values))
+    for method, split in report.time_split_ms.items():
+        total = sum(split.values())
+        parts = ", ".join(f"{phase} {ms:.2f}" for phase, ms in split.items())
+        lines.append(f"{method}: {total:.2f} ms a step: {parts}")
+    for task in report.tasks:
+        if task.skipped:
+            lines.append(f"{task.name}: skipped as too long for the context: {', '.join(task.skipped)}")
+    return lines

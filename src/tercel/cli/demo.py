@@ -1,0 +1,150 @@
+"""`tercel demo`: the whole thing on the built-in target, in a few minutes on a laptop."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tercel.cli.answer import LEGEND, ColouredText
+from tercel.cli.bench import make_methods, run_with_bar
+from tercel.cli.consoles import result_console
+from tercel.cli.groups import with_groups
+from tercel.cli.models import open_head, open_target, tree_shape
+from tercel.cli.options import DraftOptions, HeadName, ModelOptions
+from tercel.errors import TercelError
+from tercel.files import write_json, write_text
+
+if TYPE_CHECKING:
+    from tercel.decode.engine import Engine
+    from tercel.decode.types import GenerationResult, Request
+    from tercel.measure.summary import BenchReport
+
+TARGET, STREAMED = "smollm2-135m", 3
+WIDE = 100  # columns that two answers side by side need
+
+
+@with_groups
+def command(
+    model: ModelOptions,
+    draft: DraftOptions,
+    target: Annotated[str, typer.Argument(metavar="[TARGET]", help="The model that answers.")] = TARGET,
+    head: HeadName = None,
+    questions: Annotated[int, typer.Option(min=1, help="Questions of the benchmark.")] = 6,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 64,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results go.")] = Path("out/demo"),
+) -> None:
+    """Stream answers with and without drafts, measure both, and write what came out."""
+    from tercel.decode.eagle3 import Eagle3
+    from tercel.decode.engine import Engine
+    from tercel.decode.sampling import SamplingParams
+    from tercel.decode.types import Request
+    from tercel.decode.vanilla import Vanilla
+    from tercel.measure.bench import BenchSettings
+    from tercel.measure.report import bench_table
+    from tercel.measure.tasks import DEMO, load_task, prompt_ids
+
+    console = result_console(record=True)
+    loaded = open_target(target, model)
+    draft_model = open_head(head, loaded, draft)
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    engines = {
+        "token by token": Engine(loaded, Vanilla()),
+        "EAGLE-3": Engine(loaded, Eagle3(draft_model, loaded, tree_shape(draft))),
+    }
+    console.print(LEGEND)
+    for question in load_task(f"{DEMO}:{STREAMED}", ()).questions:
+        console.print(Text(f"\n> {question.turns[0]}", style="bold"))
+        request = Request(prompt_ids(loaded.tokenizer, question), params)
+        show_both(console, engines, request)
+    settings = BenchSettings(params, head=str(draft_model.path))
+    methods = make_methods(("vanilla", "transformers", "eagle3"), loaded, draft_model, draft)
+    report = run_with_bar(loaded, methods, (load_task(f"{DEMO}:{questions}", ()),), settings)
+    console.print()
+    console.print(bench_table(report))
+    for line in write_results(console, report, out):
+        console.print(Text(line), soft_wrap=True)
+    console.print(
+        Text(f"\nA head of your own:\ntercel train {target} --data chats.jsonl --out runs/head"),
+        soft_wrap=True,
+    )
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One method's answer so far."""
+
+    name: str
+    text: Text
+    result: GenerationResult | None
+
+    def panel(self) -> Panel:
+        done = self.result
+        below = ""
+        if done is not None and done.steps:
+            below = f"{(len(done.tokens) - 1) / done.decode_seconds:.1f} tokens/s, τ {done.tau:.2f}"
+        return Panel(self.text, title=self.name, subtitle=below)
+
+
+def show_both(console: Console, engines: dict[str, Engine], request: Request) -> None:
+    """One method after the other, never at once; in two columns where the terminal is wide enough."""
+    columns = [_Column(name, Text(), None) for name in engines]
+    if not console.is_terminal:
+        for place, engine in enumerate(engines.values()):
+            for column in _answer(columns[place], engine, request):
+                columns[place] = column
+        console.print(_layout(columns, console.width))
+        return
+    with Live(_layout(columns, console.width), console=console, refresh_per_second=12) as live:
+        for place, engine in enumerate(engines.values()):
+            for column in _answer(columns[place], engine, request):
+                columns[place] = column
+                live.update(_layout(columns, console.width))
+
+
+def _answer(column: _Column, engine: Engine, request: Request):  # type: ignore[no-untyped-def]
+    """The column after every event."""
+    coloured = ColouredText(engine.target.tokenizer, request.params.stop)
+    text = column.text
+    for event in engine.stream([request]):
+        text = text + coloured.of(event)
+        yield _Column(column.name, text, event.result)
+
+
+def _layout(columns: Sequence[_Column], width: int) -> Table | Group:
+    if width < WIDE:
+        return Group(*(column.panel() for column in columns))
+    grid = Table.grid(expand=True)
+    for _ in columns:
+        grid.add_column(ratio=1)
+    grid.add_row(*(column.panel() for column in columns))
+    return grid
+
+
+def write_results(console: Console, report: BenchReport, out: Path) -> list[str]:
+    """`demo.json`, `demo.png` and a page with what was shown; returns a line for each."""
+    from tercel.measure.report import plot_bench
+
+    write_json(out / "demo.json", report.to_json())
+    lines = [f"numbers  {out / 'demo.json'}"]
+    picture = ""
+    try:
+        plot_bench(report, out / "demo.png")
+    except TercelError as error:
+        lines.append(f"no picture: {error}")
+    else:
+        lines.append(f"picture  {out / 'demo.png'}")
+        encoded = base64.b64encode((out / "demo.png").read_bytes()).decode()
+        picture = f'<img alt="tokens a second" style="max-width:100%" src="data:image/png;base64,{encoded}">'
+    page = console.export_html(inline_styles=True, clear=False)
+    write_text(out / "demo.html", page.replace("</body>", f"{picture}</body>"))
+    return [*lines, f"page     {out / 'demo.html'}"]

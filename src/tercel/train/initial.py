@@ -1,0 +1,42 @@
+"""Where a head starts. What is taken from the target need not be learned, and data is what costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tercel.chat.conversation import TokenizedChat
+from tercel.draft import DraftVocabulary, Eagle3Head
+from tercel.target.model import Target
+
+SAMPLE_CHATS = 8
+
+
+@torch.no_grad()
+def initialise_from_target(
+    head: Eagle3Head, target: Target, vocabulary: DraftVocabulary, chats: Sequence[TokenizedChat]
+) -> None:
+    """Give the head the target's output rows of its draft tokens (spec section 2), and scale `fc` to the
+    features.
+
+    Residual streams are not normalised: their size grows with depth and differs between models. With `fc`
+    drawn at one fixed scale the fused hidden drowns what attention and MLP add to it, and most of a small
+    training run goes into shrinking it. So each layer's block of `fc` is drawn such that the fused hidden has
+    unit size and every layer the same share in it (median over tokens: the first token's size is far off in
+    many models). Dividing every single channel by its size was tried too and learned more slowly.
+    """
+    head.lm_head.weight.copy_(target.output_layer.rows(vocabulary.ids))
+    layers = head.config.feature_layers
+    if head.config.fc_norm:  # normed before they are fused
+        head.fc.weight.normal_(std=head.fc.in_features**-0.5)
+        return
+    target.tap(layers)
+    sizes = []  # root mean square of each captured layer, one row a chat
+    for chat in chats[:SAMPLE_CHATS]:
+        tokens = torch.from_numpy(chat.tokens).long()[None].to(target.device)
+        captured = target.encode(tokens).layers
+        sizes.append(torch.stack([layer[0].float().pow(2).mean(-1).sqrt().median() for layer in captured]))
+    scale = torch.stack(sizes).median(0).values.clamp(min=1e-6)
+    for block, size in zip(head.fc.weight.chunk(len(layers), dim=1), scale.tolist(), strict=True):
+        block.normal_(std=1.0 / (size * head.fc.in_features**0.5))

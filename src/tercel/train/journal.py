@@ -1,0 +1,47 @@
+"""`metrics.jsonl`: what a run measured, a row a step and a row an evaluation, written as it goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tercel.errors import TercelError
+from tercel.files import write_text
+
+
+class Journal:
+    """Rows are objects with a `step`; those of an evaluation have an `eval` as well."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row. Raises `TercelError` if it cannot be written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(row) + "\n")
+        except OSError as error:
+            reason = error.strerror or error
+            raise TercelError(f"writing {self.path} failed: {reason}; free space, then resume") from error
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows but one that was cut off in the middle."""
+        if not self.path.is_file():
+            return []
+        rows = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return rows
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows() if "eval" in row]
+
+    def cut(self, step: int) -> None:
+        """Drop the rows after `step`: a resumed run makes them again."""
+        kept = [row for row in self.rows() if row["step"] <= step]
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))

@@ -1,0 +1,116 @@
+"""Training-time test once more, as spec sections 2-5 say it: row by row, no batching, no fused anything.
+
+Nothing here is shared with the package but the names of the parameters: alignment, rotation, attention, masks
+and losses are written out again, in float64.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class NaiveHead:
+    """The head's formulas for one token, and the list of keys it sees."""
+
+    def __init__(self, head) -> None:
+        self.c = head.config
+        self.w = {n: p.detach().double().requires_grad_() for n, p in head.named_parameters()}
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        return x / (x.pow(2).mean() + self.c.rms_norm_eps).sqrt() * self.w[name + ".weight"]
+
+    def fuse(self, features: list[Tensor]) -> Tensor:
+        if self.c.fc_norm:
+            features = [self.norm(f, f"fc_norm.{i}") for i, f in enumerate(features)]
+        return self.w["fc.weight"] @ torch.cat(features)
+
+    def rotated(self, x: Tensor, position: int) -> Tensor:
+        half = self.c.head_dim // 2
+        theta = self.c.rope_parameters["rope_theta"]
+        angle = position * torch.tensor([theta ** (-2 * i / self.c.head_dim) for i in range(half)]).double()
+        a, b = x[:, :half], x[:, half:]
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+    def entry(self, embedding: Tensor, hidden: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Query `[q, D]`, key and value `[kv, D]`."""
+        x = torch.cat(
+            [
+                self.norm(embedding, "midlayer.input_layernorm"),
+                self.norm(hidden, "midlayer.hidden_norm"),
+            ]
+        )
+        q, k, v = (
+            (self.w[f"midlayer.self_attn.{name}_proj.weight"] @ x).view(-1, self.c.head_dim) for name in "qkv"
+        )
+        return self.rotated(q, position), self.rotated(k, position), v
+
+    def output(self, hidden: Tensor, query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+        group = self.c.num_attention_heads // self.c.num_key_value_heads
+        mixed = []
+        for head in range(self.c.num_attention_heads):
+            k = torch.stack([key[head // group] for key in keys])
+            v = torch.stack([value[head // group] for value in values])
+            mixed.append(torch.softmax(k @ query[head] / self.c.head_dim**0.5, 0) @ v)
+        h1 = hidden + self.w["midlayer.self_attn.o_proj.weight"] @ torch.cat(mixed)
+        y = self.norm(h1, "midlayer.post_attention_layernorm")
+        gate = F.silu(self.w["midlayer.mlp.gate_proj.weight"] @ y)
+        return h1 + self.w["midlayer.mlp.down_proj.weight"] @ (
+            gate * (self.w["midlayer.mlp.up_proj.weight"] @ y)
+        )
+
+    def log_q(self, output: Tensor) -> Tensor:
+        return torch.log_softmax(self.w["lm_head.weight"] @ self.norm(output, "norm"), 0)
+
+    def next_hidden(self, output: Tensor) -> Tensor:
+        return self.norm(output, "norm") if self.c.norm_output else output
+
+
+def naive_ttt(naive: NaiveHead, model, chats, ids: Tensor, steps: int, decay, kind, oov, average) -> Tensor:
+    """The loss of spec section 5 over whole conversations."""
+    draft_id = {int(t): i for i, t in enumerate(ids)}
+    per_step: list[list[list[Tensor]]] = [[[] for _ in chats] for _ in range(steps)]
+    for number, chat in enumerate(chats):
+        tokens, flags, end = chat.tokens.tolist(), chat.supervised.tolist(), len(chat.tokens)
+        with torch.no_grad():
+            own = model(input_ids=torch.tensor([tokens]), output_hidden_states=True)
+        p = torch.softmax(own.logits[0].double(), -1)
+        states = [h[0].double() for h in own.hidden_states]
+        fused = [naive.fuse([states[layer][t] for layer in naive.c.feature_layers]) for t in range(end)]
+        first = [naive.entry(states[0][t + 1], fused[t], t) for t in range(end - 1)]
+        for t in range(end - 1):
+            hidden = fused[t]
+            keys, values = [f[1] for f in first[: t + 1]], [f[2] for f in first[: t + 1]]
+            query = first[t][0]
+            for s in range(steps):
+                if t + 2 + s >= end or not all(flags[t + 2 : t + 3 + s]):
+                    break
+                if s > 0:
+                    query, key, value = naive.entry(states[0][t + 1 + s], hidden, t + s)
+                    keys, values = [*keys, key], [*values, value]
+                out = naive.output(hidden, query, keys, values)
+                hidden = naive.next_hidden(out)
+                loss = row_loss(kind, oov, naive.log_q(out), p[t + 1 + s], tokens[t + 2 + s], ids, draft_id)
+                if loss is not None:
+                    per_step[s][number].append(loss)
+    total = torch.zeros((), dtype=torch.float64)
+    for s, sequences in enumerate(per_step):
+        if average == "sequence":
+            mean = sum(torch.stack(rows).mean() for rows in sequences if rows) / len(chats)
+        else:
+            every = [row for rows in sequences for row in rows]
+            mean = torch.stack(every).mean() if every else 0
+        total = total + mean * (1 / steps if decay is None else decay**s)
+    return total
+
+
+def row_loss(kind, oov, log_q: Tensor, p: Tensor, token: int, ids: Tensor, draft_id: dict) -> Tensor | None:
+    if kind == "hard":
+        return -log_q[draft_id[token]] if token in draft_id else None
+    if oov == "drop" and int(p.argmax()) not in draft_id:
+        return None
+    kept = p[ids] / p[ids].sum()
+    if kind == "soft":
+        return -(kept * log_q).sum()
+    return -torch.minimum(kept, log_q.exp()).sum().log()

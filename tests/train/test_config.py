@@ -1,0 +1,78 @@
+"""Settings that cannot work, the learning rate, and whose folder it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tercel.errors import TercelError
+from tercel.train.config import RunFolder, TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, not 0"),
+        ({"max_length": 0}, "max_length must be at least 1"),
+        ({"loss": "smooth"}, "loss must be one of soft, hard, lk, not 'smooth'"),
+        ({"oov": ""}, "oov must be one of drop, keep"),
+        ({"average": "batch"}, "average must be one of sequence, token"),
+        ({"eval_share": 1.0}, "eval_share must lie between 0 and 1"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": float("nan")}, "lr must be positive"),
+        ({"clip": -1.0}, "clip must be positive"),
+        ({"warmup": 2.0}, "warmup must lie between 0 and 1"),
+        ({"decay": -0.1}, "decay must lie between 0 and 1"),
+        ({"draft_vocab": -5}, "draft_vocab must not be negative, but is -5"),
+    ],
+)
+def test_impossible_settings(wrong, words):
+    with pytest.raises(TercelError, match=words):
+        TrainConfig(**wrong)
+
+
+def test_learning_rate_warms_up_and_falls():
+    config = TrainConfig(lr=1.0, warmup=0.1, final_lr=0.1)
+    rates = [config.learning_rate(step, 100) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
+    assert rates[10] == pytest.approx(1.0)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[55] == pytest.approx(0.55)
+    assert 0.1 < rates[99] < 0.11
+    assert config.learning_rate(0, 1) == 1.0
+
+
+def test_the_key_changes_with_what_is_learned_only():
+    base = TrainConfig().digest("d", "t")
+    assert TrainConfig(eval_every=7, save_every=3).digest("d", "t") == base
+    others = {
+        TrainConfig(lr=1e-4).digest("d", "t"),
+        TrainConfig().digest("e", "t"),
+        TrainConfig().digest("d", "u"),
+    }
+    assert len(others | {base}) == 4
+
+
+def test_the_papers_formula_and_the_default():
+    assert [TrainConfig(decay=0.5).objective.step_weight(s) for s in range(3)] == [1, 0.5, 0.25]
+    assert TrainConfig(decay=0.0, ttt_steps=4).objective.step_weight(3) == 0.25
+
+
+def test_a_folder_that_no_run_made_is_never_touched(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(TercelError, match="is not empty and holds no training run; choose another --out"):
+            RunFolder(tmp_path).claim(overwrite)
+    with pytest.raises(TercelError, match="is a file; choose another --out"):
+        RunFolder(tmp_path / "thesis.tex").claim(True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_head_without_its_run_needs_overwrite(tmp_path):
+    out = tmp_path / "head"
+    out.mkdir()
+    RunFolder(out).claim(False)  # empty: free
+    (out / "tercel.json").write_text("{}")
+    with pytest.raises(TercelError, match=r"holds a head but no run to go on with; .* or --overwrite"):
+        RunFolder(out).claim(False)
+    RunFolder(out).claim(True)
+    assert not out.exists()

@@ -1,0 +1,313 @@
+"""Whole runs: learning, stopping, resuming bit for bit, and refusing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tercel.draft import load_head
+from tercel.errors import TercelError
+from tercel.target.model import Target
+from tercel.target.sources import Source
+from tercel.train import state as state_module
+from tercel.train.acceptance import simulate
+from tercel.train.batches import split, usable
+from tercel.train.config import RunFolder, TrainConfig
+from tercel.train.features import FeatureSupply
+from tercel.train.loop import train
+from tercel.train.state import load_state
+from tests.tiny import tiny_model, tiny_tokenizer
+from tests.train.worlds import answered_chats, random_chat, target_of
+
+CHATS = [random_chat(12 + seed % 5, seed) for seed in range(14)]
+SMALL = TrainConfig(
+    epochs=3,
+    batch_tokens=40,
+    accumulate=2,
+    lr=2e-3,
+    ttt_steps=2,
+    draft_vocab=64,
+    feature_layers=(2, 4, 5),
+    eval_share=0.2,
+    eval_every=2,
+    save_every=2,
+)
+
+
+class Recorder:
+    """A watcher that notes what it is told, and raises `error` once at a step."""
+
+    def __init__(self, error: BaseException | None = None, at: int = 0) -> None:
+        self.error, self.at = error, at
+        self.begun: list[tuple[int, int]] = []
+        self.steps: list[int] = []
+        self.taus: list[float] = []
+
+    def started(self, step, steps, facts):
+        self.begun.append((step, steps))
+
+    def stepped(self, step, metrics):
+        self.steps.append(step)
+        if self.error is not None and step == self.at:
+            raise self.error
+
+    def evaluated(self, step, acceptance):
+        self.taus.append(acceptance.tau)
+
+
+def run(out: Path, config: TrainConfig = SMALL, dtype=torch.float32, chats=CHATS, **more):
+    return train(target_of("llama", dtype), chats, config, out, **more)
+
+
+def outcome(out: Path) -> tuple[dict, list]:
+    """Weights, optimizer and best heads of a run, and its journal without the clock."""
+    folder = RunFolder(out)
+    stored = torch.load(folder.state, weights_only=True)
+    heads = {
+        f"{where}.{name}": tensor
+        for where, path in (("best", out), ("last", folder.last))
+        for name, tensor in load_head(path).head.named_parameters()
+    }
+    moments = {f"{i}.{k}": v for i, s in stored["optimizer"]["state"].items() for k, v in s.items()}
+    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    for row in rows:
+        row.pop("seconds", None)
+    best = json.loads((out / "tercel.json").read_text())["training"]["step"]
+    return {**stored["head"], **moments, **heads, "step": torch.tensor([stored["step"], best])}, rows
+
+
+def same(a: Path, b: Path) -> None:
+    (mine, my_rows), (theirs, their_rows) = outcome(a), outcome(b)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        assert torch.equal(mine[name], theirs[name]), name
+    assert my_rows == their_rows
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """One uninterrupted run, what the others must equal."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    summary = run(out)
+    assert summary.steps >= 6
+    return out
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, whole):
+    first = run(tmp_path / "r", stop_after=3)
+    assert first.steps == 3
+    watcher = Recorder()
+    summary = run(tmp_path / "r", watcher=watcher)
+    assert watcher.begun == [(3, summary.steps)]
+    assert watcher.steps == list(range(4, summary.steps + 1))
+    same(tmp_path / "r", whole)
+
+
+def test_also_in_bfloat16_with_features_from_files(tmp_path):
+    run(tmp_path / "a", dtype=torch.bfloat16, feature_cache=tmp_path / "cache")
+    run(tmp_path / "b", dtype=torch.bfloat16, feature_cache=tmp_path / "cache", stop_after=1)
+    run(tmp_path / "b", dtype=torch.bfloat16, feature_cache=tmp_path / "cache")
+    same(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_killed_run_goes_on_from_its_last_state(tmp_path, whole, at):
+    with pytest.raises(SystemExit):
+        run(tmp_path / "r", watcher=Recorder(SystemExit(), at))
+    with RunFolder(tmp_path / "r").metrics.open("a") as stream:
+        stream.write('{"step": 4, "lo')  # and the power failed in the middle of a line
+    run(tmp_path / "r")
+    same(tmp_path / "r", whole)
+    steps = [row["step"] for row in outcome(tmp_path / "r")[1] if "loss" in row]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_ctrl_c_saves_the_state(tmp_path, whole):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "r", watcher=Recorder(KeyboardInterrupt(), 3))
+    assert torch.load(RunFolder(tmp_path / "r").state, weights_only=True)["step"] == 3
+    run(tmp_path / "r")
+    same(tmp_path / "r", whole)
+
+
+def test_ctrl_c_in_the_middle_of_an_update_waits_for_its_end(tmp_path, whole, monkeypatch):
+    update, calls = torch.optim.AdamW.step, []
+
+    def interrupted(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return update(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "r")
+    assert torch.load(RunFolder(tmp_path / "r").state, weights_only=True)["step"] == 3
+    run(tmp_path / "r")
+    same(tmp_path / "r", whole)
+
+
+def test_ctrl_c_in_an_evaluation_makes_it_again(tmp_path, whole, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tercel.train.loop.simulate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "r")
+    assert torch.load(RunFolder(tmp_path / "r").state, weights_only=True)["step"] == 2
+    run(tmp_path / "r")
+    same(tmp_path / "r", whole)
+
+
+def test_a_finished_run_is_left_as_it_is(whole):
+    before = outcome(whole)
+    summary = run(whole)
+    assert summary.best.tau == max(row["eval"]["tau"] for row in before[1] if "eval" in row)
+    assert outcome(whole)[1] == before[1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"config": TrainConfig(**{**vars(SMALL), "lr": 1e-3})},
+        {"chats": CHATS[1:]},
+        {"dtype": torch.bfloat16},
+    ],
+)
+def test_another_run_into_the_same_folder_is_refused(whole, other):
+    before = RunFolder(whole).metrics.read_bytes()
+    with pytest.raises(
+        TercelError, match="holds a run with other settings, data or target; choose another --out"
+    ):
+        run(whole, **other)
+    assert RunFolder(whole).metrics.read_bytes() == before
+
+
+def test_overwrite_begins_anew(tmp_path):
+    run(tmp_path / "r", stop_after=2)
+    other = TrainConfig(**{**vars(SMALL), "seed": 1})
+    watcher = Recorder()
+    run(tmp_path / "r", other, overwrite=True, watcher=watcher, stop_after=1)
+    assert watcher.begun[0][0] == 0
+    assert [row["step"] for row in outcome_rows(tmp_path / "r")] == [1]
+
+
+def outcome_rows(out: Path) -> list[dict]:
+    return [json.loads(line) for line in RunFolder(out).metrics.read_text().splitlines()]
+
+
+def test_settings_that_fail_do_not_cost_the_old_run(tmp_path):
+    run(tmp_path / "r", stop_after=1)
+    wrong = TrainConfig(**{**vars(SMALL), "feature_layers": (2, 99)})
+    with pytest.raises(TercelError, match="feature layer 99 is out of range"):
+        run(tmp_path / "r", wrong, overwrite=True)
+    assert RunFolder(tmp_path / "r").state.is_file()
+
+
+def test_accumulated_batches_learn_what_one_large_batch_does(tmp_path):
+    for average in ("sequence", "token"):
+        heads = []
+        for batch_tokens, accumulate in ((10_000, 1), (40, 100)):
+            config = TrainConfig(
+                **{
+                    **vars(SMALL),
+                    "epochs": 1,
+                    "batch_tokens": batch_tokens,
+                    "accumulate": accumulate,
+                    "average": average,
+                    "ttt_steps": 1,  # where later steps have no row, means over micro-batches differ a little
+                    "draft_vocab": 0,
+                }
+            )
+            summary = run(tmp_path / f"{average}{accumulate}", config)
+            heads.append(summary.history[0])
+        assert heads[0]["loss"] == pytest.approx(heads[1]["loss"], rel=1e-3 if average == "token" else 1e-5)
+        assert heads[0]["grad_norm"] == pytest.approx(heads[1]["grad_norm"], rel=2e-2)
+
+
+def test_a_full_disk_is_told_and_the_run_can_go_on(tmp_path, whole, monkeypatch):
+    def full(value, path):
+        Path(path).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run(tmp_path / "r", stop_after=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(state_module.torch, "save", full)
+        with pytest.raises(TercelError, match="No space left on device"):
+            run(tmp_path / "r")
+    assert not list(RunFolder(tmp_path / "r").training.glob(".*"))
+    run(tmp_path / "r")
+    same(tmp_path / "r", whole)
+
+
+def test_a_damaged_state_is_told(tmp_path):
+    run(tmp_path / "r", stop_after=1)
+    path = RunFolder(tmp_path / "r").state
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(
+        TercelError, match=r"state.pt cannot be read .*delete it to start over|cannot be read"
+    ):
+        run(tmp_path / "r")
+    assert load_state(tmp_path / "none.pt", "key") is None
+
+
+def test_a_loss_that_explodes_stops_the_run_and_keeps_the_last_state(tmp_path, monkeypatch):
+    run(tmp_path / "r", stop_after=2)
+    monkeypatch.setattr("tercel.train.loop.training_time_test", lambda *a, **k: explode())
+    with pytest.raises(TercelError, match=r"the loss became nan .* at step 3; start again with a lower --lr"):
+        run(tmp_path / "r")
+    assert torch.load(RunFolder(tmp_path / "r").state, weights_only=True)["step"] == 2
+
+
+def explode():
+    from types import SimpleNamespace
+
+    nan = torch.tensor(float("nan"), requires_grad=True)
+    return SimpleNamespace(loss=nan * 1, steps=[SimpleNamespace(correct=torch.zeros(1, dtype=torch.bool))])
+
+
+def test_training_raises_the_acceptance_on_held_out_answers(tmp_path):
+    # small weights: the next token hangs mostly on the last one, which a head can learn in a moment
+    model = tiny_model("qwen3", initializer_range=0.05)
+    target = Target(model, tiny_tokenizer(), Source("qwen3", "qwen3", "folder", None))
+    config = TrainConfig(
+        epochs=10,
+        batch_tokens=250,
+        lr=5e-3,
+        clip=1.0,
+        ttt_steps=3,
+        draft_vocab=0,
+        feature_layers=(2, 4, 5),
+        eval_share=0.25,
+        eval_every=5,
+    )
+    watcher = Recorder()
+    summary = train(target, answered_chats(target, 40, answer=16), config, tmp_path / "r", watcher=watcher)
+    assert summary.best.tau == max(watcher.taus)
+    assert watcher.taus[-1] > watcher.taus[0] + 0.15
+    losses = [row["loss"] for row in summary.history if "loss" in row]
+    assert sum(losses[-5:]) < sum(losses[:5])
+    head = load_head(tmp_path / "r")
+    assert head.info.measured["held_out"]["tau"] == summary.best.tau
+    assert head.info.target.weights == target.fingerprint
+    assert f"τ = {summary.best.tau:.3f}" in (tmp_path / "r" / "README.md").read_text()
+
+
+def test_the_head_on_disk_drafts_as_the_one_that_was_measured(tmp_path):
+    """Whatever training does to the features on the way, the file works on the target's own."""
+    target = target_of("llama")
+    config = TrainConfig(**{**vars(SMALL), "epochs": 1})
+    summary = run(tmp_path / "r", config)
+    model = load_head(tmp_path / "r")
+    held = split(usable(CHATS, config.max_length, target.vocab_size), config.eval_share).held_out
+    supply = FeatureSupply(target, model.head, model.vocabulary)
+    again = simulate(model.head, [supply.batch(held)], supply.to_draft, config.objective)
+    assert again.rows == summary.best.rows
+    assert again.loss == pytest.approx(summary.best.loss, rel=0.01)  # the file is in bfloat16

@@ -1,0 +1,161 @@
+"""Training-time test: loss and every gradient against the naive reference, and what it keeps in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from tercel.draft import DraftVocabulary
+from tercel.train.features import FeatureSupply
+from tercel.train.ttt import Batch, Objective, training_time_test
+from tests.draft.heads_for_tests import some_vocabulary
+from tests.tiny import VOCAB
+from tests.train.naive import NaiveHead, naive_ttt
+from tests.train.worlds import chat, decode_with_cache, head_for, random_chat, target_of
+
+
+def batch_of(target, head, vocabulary, chats) -> tuple[Batch, torch.Tensor]:
+    supply = FeatureSupply(target, head, vocabulary)
+    return supply.batch(chats), supply.to_draft
+
+
+CHATS = [
+    random_chat(11, 1),
+    chat([5, 6, 7, 8], [False, False, False, True]),  # one row only
+    random_chat(8, 2),
+    chat([9, 10, 11, 12, 13], [True] * 5),  # supervised from the start
+]
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "objective"),
+    [
+        ("llama", {}, Objective(steps=4)),
+        ("llama", {}, Objective(steps=3, oov="keep")),
+        ("llama", {}, Objective(steps=3, kind="hard", decay=None)),
+        ("qwen3", {}, Objective(steps=3, kind="lk", average="token")),
+        ("gemma3", {"fc_norm": True, "norm_output": True}, Objective(steps=3)),
+        ("granite", {"feature_layers": (0, 2, 4, 6, 7)}, Objective(steps=2)),
+        ("llama", {"feature_layers": (7,)}, Objective(steps=1)),
+    ],
+)
+def test_loss_and_gradients_equal_the_naive_ones(arch, flags, objective):
+    target = target_of(arch)
+    vocabulary = some_vocabulary(70, 3)
+    head = head_for(target, vocabulary, **flags)
+    batch, to_draft = batch_of(target, head, vocabulary, CHATS)
+    result = training_time_test(head, batch, to_draft, objective)
+    result.loss.backward()
+    naive = NaiveHead(head)
+    wanted = naive_ttt(
+        naive,
+        target.model,
+        CHATS,
+        vocabulary.ids,
+        objective.steps,
+        objective.decay,
+        objective.kind,
+        objective.oov,
+        objective.average,
+    )
+    wanted.backward()
+    torch.testing.assert_close(result.loss.double(), wanted, rtol=1e-5, atol=0)
+    for name, parameter in head.named_parameters():
+        truth = naive.w[name].grad
+        assert truth.abs().max() > 0, name
+        error = (parameter.grad.double() - truth).abs().max() / truth.abs().max()
+        assert error < 1e-4, (name, float(error))
+
+
+def test_packing_changes_nothing():
+    target, vocabulary = target_of("qwen2"), some_vocabulary(70, 3)
+    head = head_for(target, vocabulary)
+    objective = Objective(steps=3)
+    batch, to_draft = batch_of(target, head, vocabulary, CHATS)
+    together = training_time_test(head, batch, to_draft, objective).loss
+    alone = sum(
+        training_time_test(
+            head, batch_of(target, head, vocabulary, [one])[0], to_draft, objective, share=1 / len(CHATS)
+        ).loss
+        for one in CHATS
+    )
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=0)
+
+
+def test_the_prompt_of_a_turn_is_context_but_no_row():
+    """A change in a prompt token moves the loss; its own prediction never enters it."""
+    target, vocabulary = target_of(), DraftVocabulary.full(VOCAB)
+    head = head_for(target, vocabulary)
+    one = random_chat(14, 5)
+    batch, to_draft = batch_of(target, head, vocabulary, [one])
+    rows = training_time_test(head, batch, to_draft, Objective(steps=3)).plan.rows
+    for step, counted in enumerate(rows):
+        assert all(one.supervised[int(row) + 2 + step] for row in counted)
+    features = batch.features.clone().requires_grad_()
+    loss = training_time_test(
+        head, dataclasses.replace(batch, features=features), to_draft, Objective(steps=3)
+    ).loss
+    loss.backward()
+    used = features.grad.abs().sum(-1) > 0
+    assert used[:-2].all()
+    assert not used[-2:].any()  # the last row that predicts anything is the last but two
+
+
+def test_a_batch_without_rows_has_no_loss():
+    target, vocabulary = target_of(), DraftVocabulary.full(VOCAB)
+    head = head_for(target, vocabulary)
+    for average in ("sequence", "token"):
+        batch, to_draft = batch_of(target, head, vocabulary, [chat([4, 5, 6, 7], [False] * 4)])
+        result = training_time_test(head, batch, to_draft, Objective(average=average))
+        assert float(result.loss) == 0
+        assert result.steps == ()
+
+
+def test_what_is_kept_for_the_backward_grows_linearly_with_length():
+    target, vocabulary = target_of(), some_vocabulary(16)
+    head = head_for(target, vocabulary)
+
+    def kept(length: int) -> tuple[int, int]:
+        sizes: list[int] = []
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        one = chat([4 + i % 100 for i in range(length)], [True] * length)
+        batch, to_draft = batch_of(target, head, vocabulary, [one])
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            training_time_test(head, batch, to_draft, Objective(steps=3)).loss.backward()
+        return sum(sizes), max(sizes)
+
+    (short, _), (double, largest) = kept(400), kept(800)
+    assert double < 2.1 * short
+    assert largest < 800 * 800
+
+
+def test_head_outputs_are_those_of_decoding_with_a_cache(monkeypatch):
+    """Training alignment == decoding alignment: row `t` at step `s` is the head's entry for the token at
+    position `t + 1 + s` when the tokens up to `t + 1` are committed and the rest drafted."""
+    target, vocabulary = target_of("gemma3"), some_vocabulary(30)
+    head = head_for(target, vocabulary)
+    one = chat(random_chat(10, 8).tokens.tolist(), [False] * 3 + [True] * 7)
+    batch, to_draft = batch_of(target, head, vocabulary, [one])
+    trained: list[torch.Tensor] = []
+    finish = head.finish
+
+    def recorded(hidden, attended):
+        trained.append(finish(hidden, attended))
+        return trained[-1]
+
+    monkeypatch.setattr(head, "finish", recorded)
+    plan = training_time_test(head, batch, to_draft, Objective(steps=4)).plan
+    monkeypatch.undo()
+    features = target.encode(batch.tokens[None]).features[0]
+    for row in plan.rows[0].tolist():
+        decoded = decode_with_cache(head, target, features[: row + 1], one.tokens.tolist(), drafts=4)
+        for step, rows in enumerate(plan.rows):
+            if row in rows:
+                index = rows.tolist().index(row)
+                torch.testing.assert_close(trained[step][index], decoded[step], rtol=1e-4, atol=1e-5)
