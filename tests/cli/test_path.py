@@ -52,9 +52,7 @@ def test_regenerated_answers_are_counted(tmp_path: Path, world: World) -> None:
     assert {row["id"]: row["answer_ids"] for row in rows} == {row["id"]: row["answer_ids"] for row in before}
 
 
-def test_interrupted_regeneration_goes_on(
-    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_regeneration_goes_on(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     asked = ["data", "regenerate", str(world.prompts), "--target", world.target, *EXACT]
     asked += ["--temperature", "1", "--max-new-tokens", "6", "--in-flight", "4", "--out"]
@@ -209,9 +207,7 @@ def test_verify_and_its_exit_code(tmp_path: Path, world: World, monkeypatch: pyt
 
     def faulty(tree, *rest):  # type: ignore[no-untyped-def]
         verdict = verify(tree, *rest)
-        return (
-            verdict if len(tree) == 1 else Verdict(verdict.path, verdict.accepted, (verdict.bonus + 1) % 100)
-        )
+        return verdict if len(tree) == 1 else Verdict(verdict.path, verdict.accepted, (verdict.bonus + 1) % 100)
 
     monkeypatch.setattr(loop, "verify", faulty)
     ended = run(*asked, "--check", "greedy")

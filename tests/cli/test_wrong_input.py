@@ -326,9 +326,7 @@ def test_full_disk_while_reporting(tmp_path: Path, world: World) -> None:
 # -------------------------------------------------------------------------------- errors of other kinds
 
 
-def test_unexpected_errors(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_unexpected_errors(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     def broken(*_args: object, **_more: object) -> None:
         raise ValueError("a\nfault")
 

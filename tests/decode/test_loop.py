@@ -22,6 +22,10 @@ def requests(**params) -> list[Request]:
     return [Request(prompt, SamplingParams(**{**base, **params})) for prompt in PROMPTS]
 
 
+def prompt_of(tokens):
+    return next(p for p in sorted(PROMPTS, key=len, reverse=True) if tokens[: len(p)] == p)
+
+
 def texts(target, proposer, asked, slots=1):
     return [result.tokens for result in Engine(target, proposer, slots=slots).generate(asked)]
 
@@ -46,7 +50,7 @@ def test_greedy_equals_the_stock_model(arch):
     assert texts(target, Eagle3(draft, target, TreeShape(5, 4, 20)), asked) == truth
     assert texts(target, Eagle3(draft, target, TreeShape.chain(3)), asked, slots=3) == truth
     answers = dict(zip(PROMPTS, truth, strict=True))
-    oracle = Oracle(answers, lambda tokens: next(p for p in sorted(PROMPTS, key=len, reverse=True) if tokens[: len(p)] == p))
+    oracle = Oracle(answers, prompt_of)
     results = Engine(target, oracle, slots=2).generate(asked)
     assert [result.tokens for result in results] == truth
     assert min(result.tau for result in results) > 3.5  # accepted, not merely tolerated
@@ -89,7 +93,7 @@ def test_stops_where_token_by_token_decoding_stops():
     target = tiny_target("llama")
     truth = texts(target, Vanilla(), requests())
     answers = dict(zip(PROMPTS, truth, strict=True))
-    oracle = Oracle(answers, lambda tokens: next(p for p in sorted(PROMPTS, key=len, reverse=True) if tokens[: len(p)] == p))
+    oracle = Oracle(answers, prompt_of)
     for stop in range(3, 9):  # every place inside an accepted block
         token = truth[0][stop]
         asked = requests(stop_token_ids=(token,))
@@ -117,13 +121,14 @@ def test_events_tell_drafted_tokens_and_text():
     target = tiny_target("llama")
     truth = texts(target, Vanilla(), requests())
     answers = dict(zip(PROMPTS, truth, strict=True))
-    oracle = Oracle(answers, lambda tokens: next(p for p in sorted(PROMPTS, key=len, reverse=True) if tokens[: len(p)] == p))
+    oracle = Oracle(answers, prompt_of)
     events = list(Engine(target, oracle, slots=2).stream(requests()))
     for index, answer in enumerate(truth):
         mine = [event for event in events if event.index == index]
         assert tuple(token for event in mine for token in event.emission.tokens) == answer
         result = mine[-1].result
-        assert result is not None and all(event.result is None for event in mine[:-1])
+        assert result is not None
+        assert all(event.result is None for event in mine[:-1])
         assert "".join(event.emission.text for event in mine) == result.text
         assert sum(event.drafted for event in mine) == sum(result.accepted)
         assert set(result.split) == {"draft", "target", "verify", "cache", "host"}

@@ -139,9 +139,7 @@ def test_real_methods_give_the_same_tokens() -> None:
         "eagle3": EngineMethod(Engine(target, OwnTree(target))),
     }
     tasks = [load_task("demo:2", []), TALK]
-    short = [
-        Task(task.name, tuple(Question(q.id, (q.turns[0][:40],)) for q in task.questions)) for task in tasks
-    ]
+    short = [Task(task.name, tuple(Question(q.id, (q.turns[0][:40],)) for q in task.questions)) for task in tasks]
     report = run_bench(target, methods, short, BenchSettings(PARAMS))
     for task in report.tasks:
         assert {name: s.identical.value for name, s in task.methods.items() if s.identical} == dict.fromkeys(

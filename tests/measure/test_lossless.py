@@ -81,9 +81,7 @@ def greedy_check():
 def test_right_decoder_passes_the_greedy_check() -> None:
     steps: list[tuple[int, int]] = []
     engine = tree_engine(slots=2)
-    check = check_greedy(
-        small_target(), engine, vanilla(small_target()), PROMPTS, GREEDY, lambda *at: steps.append(at)
-    )
+    check = check_greedy(small_target(), engine, vanilla(small_target()), PROMPTS, GREEDY, lambda *at: steps.append(at))
     assert (check.ok, check.divergences) == (True, ())
     assert (check.sequences, check.tokens) == (2, 48)
     assert check.accepted > 24  # the drafts are good, so the check had something to find
@@ -217,9 +215,7 @@ def test_wrong_rules_are_found_by_distribution_alone(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("mask", [siblings_see_each_other, next_nodes_ancestors])
 def test_a_wrong_mask_is_found_by_seed(monkeypatch: pytest.MonkeyPatch, mask) -> None:
     monkeypatch.setattr(DraftTree, "ancestor_mask", mask)
-    check = check_sampled(
-        small_target(), tree_engine(), PROMPTS, 12, SAMPLED, vanilla=vanilla(small_target())
-    )
+    check = check_sampled(small_target(), tree_engine(), PROMPTS, 12, SAMPLED, vanilla=vanilla(small_target()))
     assert check.same_seed is not None
     assert not check.same_seed.ok
     assert not check.ok

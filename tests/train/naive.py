@@ -41,9 +41,7 @@ class NaiveHead:
                 self.norm(hidden, "midlayer.hidden_norm"),
             ]
         )
-        q, k, v = (
-            (self.w[f"midlayer.self_attn.{name}_proj.weight"] @ x).view(-1, self.c.head_dim) for name in "qkv"
-        )
+        q, k, v = ((self.w[f"midlayer.self_attn.{name}_proj.weight"] @ x).view(-1, self.c.head_dim) for name in "qkv")
         return self.rotated(q, position), self.rotated(k, position), v
 
     def output(self, hidden: Tensor, query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
@@ -56,9 +54,7 @@ class NaiveHead:
         h1 = hidden + self.w["midlayer.self_attn.o_proj.weight"] @ torch.cat(mixed)
         y = self.norm(h1, "midlayer.post_attention_layernorm")
         gate = F.silu(self.w["midlayer.mlp.gate_proj.weight"] @ y)
-        return h1 + self.w["midlayer.mlp.down_proj.weight"] @ (
-            gate * (self.w["midlayer.mlp.up_proj.weight"] @ y)
-        )
+        return h1 + self.w["midlayer.mlp.down_proj.weight"] @ (gate * (self.w["midlayer.mlp.up_proj.weight"] @ y))
 
     def log_q(self, output: Tensor) -> Tensor:
         return torch.log_softmax(self.w["lm_head.weight"] @ self.norm(output, "norm"), 0)

@@ -46,9 +46,7 @@ def test_equal_chats_fall_on_one_side():
 
 
 def test_too_few_conversations():
-    with pytest.raises(
-        TercelError, match=r"2 conversations are too few to hold out a share of 0.01; give more data"
-    ):
+    with pytest.raises(TercelError, match=r"2 conversations are too few to hold out a share of 0.01; give more data"):
         split([random_chat(9, 1), random_chat(9, 2)], 0.01)
 
 
@@ -57,9 +55,7 @@ def test_ids_outside_the_vocabulary_are_refused_wherever_they_stand():
         tokens = [5, 6, 7, 8]
         tokens[at] = token
         one = chat(tokens, [False, False, True, True], "third")
-        with pytest.raises(
-            TercelError, match=f"conversation third holds token {token}, but the target has 128 tokens"
-        ):
+        with pytest.raises(TercelError, match=f"conversation third holds token {token}, but the target has 128 tokens"):
             usable([random_chat(9, 1), one], 100, 128)
 
 
@@ -69,16 +65,12 @@ def test_chats_without_a_row_are_left_out_after_the_cut():
     good = random_chat(12, 1)
     assert [len(c) for c in usable([late, early, good, chat([], [])], 6, 128)] == [6]
     assert [len(c) for c in usable([late, good], 9, 128)] == [9, 9]
-    with pytest.raises(
-        TercelError, match="none of 2 conversations has a token of the assistant within 8 tokens"
-    ):
+    with pytest.raises(TercelError, match="none of 2 conversations has a token of the assistant within 8 tokens"):
         usable([late, early], 8, 128)
 
 
 def test_only_supervised_tokens_are_counted():
-    counts = supervised_counts(
-        [chat([1, 2, 2, 3], [False, True, True, True]), chat([3, 9], [True, False])], 10
-    )
+    counts = supervised_counts([chat([1, 2, 2, 3], [False, True, True, True]), chat([3, 9], [True, False])], 10)
     assert counts.tolist() == [0, 0, 2, 2, 0, 0, 0, 0, 0, 0]
 
 

@@ -94,9 +94,7 @@ def test_the_prompt_of_a_turn_is_context_but_no_row():
     for step, counted in enumerate(rows):
         assert all(one.supervised[int(row) + 2 + step] for row in counted)
     features = batch.features.clone().requires_grad_()
-    loss = training_time_test(
-        head, dataclasses.replace(batch, features=features), to_draft, Objective(steps=3)
-    ).loss
+    loss = training_time_test(head, dataclasses.replace(batch, features=features), to_draft, Objective(steps=3)).loss
     loss.backward()
     used = features.grad.abs().sum(-1) > 0
     assert used[:-2].all()

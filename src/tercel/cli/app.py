@@ -67,9 +67,7 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Print the traceback of an unexpected error.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an unexpected error.")] = False,
 ) -> None:
     pass
 

@@ -39,9 +39,7 @@ def command(
     head: HeadName = None,
     tasks: TaskList = "demo",
     data_dir: DataDirs = None,
-    methods: Annotated[str, typer.Option(help="What is compared; vanilla is always needed.")] = ",".join(
-        METHODS
-    ),
+    methods: Annotated[str, typer.Option(help="What is compared; vanilla is always needed.")] = ",".join(METHODS),
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Makes sampling repeatable.")] = 0,
@@ -121,9 +119,7 @@ def run_with_bar(
     with counting_bar("answers") as bar:
 
         def show(answer: BenchProgress) -> None:
-            rate = (
-                f"{answer.task}, {answer.method}: {len(answer.run.tokens) / answer.run.seconds:.1f} tokens/s"
-            )
+            rate = f"{answer.task}, {answer.method}: {len(answer.run.tokens) / answer.run.seconds:.1f} tokens/s"
             bar(answer.done, answer.total, rate)
 
         return run_bench(target, methods, tasks, settings, show)

@@ -30,9 +30,7 @@ def command(
     sampling: SamplingOptions,
     head: HeadName = None,
     system: Annotated[str | None, typer.Option(help="A system message before the conversation.")] = None,
-    show: Annotated[
-        bool, typer.Option("--show", help="Colour accepted drafts, and print rate and τ.")
-    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Colour accepted drafts, and print rate and τ.")] = False,
 ) -> None:
     """Talk to the target; answers are streamed as they are verified."""
     params = sampling.params()

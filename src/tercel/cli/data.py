@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
     from tercel.chat import LoadReport, OverlapReport, TokenizedChat
 
-app = typer.Typer(
-    help="Look at training conversations, clean them, have them answered.", no_args_is_help=True
-)
+app = typer.Typer(help="Look at training conversations, clean them, have them answered.", no_args_is_help=True)
 
-Source = Annotated[
-    str, typer.Argument(help="A file, the name of a data set, or org/name[:split] of the Hub.")
-]
+Source = Annotated[str, typer.Argument(help="A file, the name of a data set, or org/name[:split] of the Hub.")]
 Samples = Annotated[int, typer.Option("--samples", "-n", min=0, help="How many samples to print.")]
-EvalFiles = Annotated[
-    list[Path] | None, typer.Option(help="Drop what overlaps with this file; may be repeated.")
-]
+EvalFiles = Annotated[list[Path] | None, typer.Option(help="Drop what overlaps with this file; may be repeated.")]
 
 
 @app.command()
@@ -39,9 +33,7 @@ def show(
     file: Source,
     target: Annotated[str, typer.Option(help="The model whose tokenizer and chat template are used.")],
     samples: Samples = 3,
-    plain: Annotated[
-        bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')
-    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')] = False,
     check_overlap: EvalFiles = None,
     max_length: Annotated[int, typer.Option(min=2, help="Cut longer rows, in tokens.")] = 2048,
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many rows.")] = None,
@@ -59,9 +51,7 @@ def show(
 
     tokenizer = load_tokenizer(target, trust_remote_code, accept_licence)
     against = OverlapIndex.of(read_eval_prompts(check_overlap)) if check_overlap else None
-    chats, report = load_chats(
-        [file], tokenizer, max_length=max_length, limit=limit, plain=plain, against=against
-    )
+    chats, report = load_chats([file], tokenizer, max_length=max_length, limit=limit, plain=plain, against=against)
     console = Console()
     for chat in chats[:samples]:
         console.rule(Text(chat.id))
@@ -91,9 +81,7 @@ def clean(
     notes: list[str] = []
     report = find_overlaps(read_conversations(file, notes=notes), read_eval_prompts(against), ngram)
     if not report.kept:
-        raise TercelError(
-            f"every one of the {report.read} conversations of {file} overlaps; nothing to write"
-        )
+        raise TercelError(f"every one of the {report.read} conversations of {file} overlaps; nothing to write")
     with atomic_file(out) as partial, partial.open("w", encoding="utf-8") as stream:
         for conversation in report.kept:
             stream.write(json.dumps(conversation.to_json(), ensure_ascii=False) + "\n")
@@ -106,9 +94,7 @@ def clean(
 def coloured(chat: TokenizedChat, tokenizer: PreTrainedTokenizerBase) -> Text:
     """The chat's text, the assistant's tokens green and the others dim."""
     text = Text()
-    for supervised, run in groupby(
-        zip(chat.tokens.tolist(), chat.supervised.tolist(), strict=True), lambda p: p[1]
-    ):
+    for supervised, run in groupby(zip(chat.tokens.tolist(), chat.supervised.tolist(), strict=True), lambda p: p[1]):
         text.append(str(tokenizer.decode([token for token, _ in run])), "bold green" if supervised else "dim")
     return text
 

@@ -32,16 +32,12 @@ def command(
         str | None,
         typer.Option("--prompt", "-p", help="The question; left out, it is read from standard input."),
     ] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read the question from a file.")
-    ] = None,
+    prompt_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the question from a file.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message before it.")] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Go on with the text as it stands, without a chat template.")
     ] = False,
-    show: Annotated[
-        bool, typer.Option("--show", help="Colour accepted drafts, and print rate and τ.")
-    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Colour accepted drafts, and print rate and τ.")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Answer a prompt, the text streamed as it is verified."""
@@ -74,9 +70,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise TercelError(
-                f"cannot read the prompt from {file}: {error}; give a UTF-8 text file"
-            ) from error
+            raise TercelError(f"cannot read the prompt from {file}: {error}; give a UTF-8 text file") from error
     elif sys.stdin.isatty():
         raise TercelError("there is no prompt; give --prompt TEXT, --prompt-file FILE, or pipe a text in")
     else:
@@ -98,8 +92,6 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, text: str, system: str | N
             raise TercelError("--system needs the chat template that --raw leaves out; give one of them")
         return list(tokenizer(text, verbose=False)["input_ids"])
     if not tokenizer.chat_template:
-        raise TercelError(
-            f"{tokenizer.name_or_path} has no chat template; give --raw to go on with the text itself"
-        )
+        raise TercelError(f"{tokenizer.name_or_path} has no chat template; give --raw to go on with the text itself")
     first = [] if system is None else [Message("system", system)]
     return serving_prompt(tokenizer, [*first, Message("user", text)])

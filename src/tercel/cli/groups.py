@@ -25,10 +25,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             parameters += [_keyword(f.name, f.default, kinds[f.name]) for f in fields(group)]
 
     def called_by_typer(**values: Any) -> None:
-        built = {
-            name: group(**{f.name: values.pop(f.name) for f in fields(group)})
-            for name, group in groups.items()
-        }
+        built = {name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
         command(**values, **built)
 
     called_by_typer.__doc__ = command.__doc__

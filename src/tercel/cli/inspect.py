@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    head: Annotated[
-        str, typer.Argument(metavar="HEAD", help="A head's folder, or a target with a shipped head.")
-    ],
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder, or a target with a shipped head.")],
     json_file: JsonFile = None,
 ) -> None:
     """Explain a draft head: shapes, cost, target, training and measured numbers."""
@@ -94,8 +92,6 @@ def facts(report: HeadReport) -> dict[str, str]:
 
 def _kind(report: HeadReport) -> str:
     newer = [
-        name
-        for name, on in (("fc_norm", report.config.fc_norm), ("norm_output", report.config.norm_output))
-        if on
+        name for name, on in (("fc_norm", report.config.fc_norm), ("norm_output", report.config.norm_output)) if on
     ]
     return f"EAGLE-3.1 ({', '.join(newer)})" if newer else "EAGLE-3"

@@ -58,9 +58,7 @@ def tree_shape(options: DraftOptions) -> TreeShape:
         raise TercelError("--draft none drafts nothing, so there is nothing to compare; give tree or chain")
     if options.draft is DraftKind.chain:
         return TreeShape.chain(options.draft_depth or CHAIN_DEPTH)
-    return TreeShape(
-        top_k=options.draft_top_k, depth=options.draft_depth or TREE_DEPTH, nodes=options.draft_nodes
-    )
+    return TreeShape(top_k=options.draft_top_k, depth=options.draft_depth or TREE_DEPTH, nodes=options.draft_nodes)
 
 
 def open_proposer(head: str | None, target: Target, options: DraftOptions) -> Proposer:

@@ -18,9 +18,7 @@ _MODEL, _SAMPLING, _DRAFT = "Model", "Sampling", "Draft"
 
 TargetName = Annotated[
     str,
-    typer.Argument(
-        metavar="TARGET", help="A model's folder, a GGUF file, a built-in name, or owner/name of the Hub."
-    ),
+    typer.Argument(metavar="TARGET", help="A model's folder, a GGUF file, a built-in name, or owner/name of the Hub."),
 ]
 HeadName = Annotated[
     str | None,
@@ -73,9 +71,7 @@ class ModelOptions:
     ] = "auto"
     trust_remote_code: Annotated[
         bool,
-        typer.Option(
-            "--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=_MODEL
-        ),
+        typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=_MODEL),
     ] = False
     accept_licence: Annotated[
         bool,
@@ -91,9 +87,9 @@ class ModelOptions:
 class DraftOptions:
     """How drafts are made; `draft_depth` is the depth of a tree or the length of a chain."""
 
-    draft: Annotated[
-        DraftKind, typer.Option(help="Draft a tree, a chain, or nothing.", rich_help_panel=_DRAFT)
-    ] = DraftKind.tree
+    draft: Annotated[DraftKind, typer.Option(help="Draft a tree, a chain, or nothing.", rich_help_panel=_DRAFT)] = (
+        DraftKind.tree
+    )
     draft_depth: Annotated[
         int | None,
         typer.Option(
@@ -145,9 +141,7 @@ class SamplingOptions:
     ] = None
     seed: Annotated[
         int | None,
-        typer.Option(
-            help="Makes sampling repeatable.", show_default="a fresh one", rich_help_panel=_SAMPLING
-        ),
+        typer.Option(help="Makes sampling repeatable.", show_default="a fresh one", rich_help_panel=_SAMPLING),
     ] = None
     stop: Annotated[
         list[str] | None,

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 @with_groups
 def command(
-    prompts: Annotated[
-        str, typer.Argument(help="A file, the name of a data set, or org/name[:split] of the Hub.")
-    ],
+    prompts: Annotated[str, typer.Argument(help="A file, the name of a data set, or org/name[:split] of the Hub.")],
     target: Annotated[str, typer.Option(help="The model that answers.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The JSONL file to write.")],
     model: ModelOptions,
@@ -116,9 +114,7 @@ class AnswerProgress(Progress):
 
 def report_lines(report: RegenerateReport, out: Path) -> list[str]:
     """The account of a run: its counts always add up."""
-    lines = [
-        f"{report.answered} answered + {report.failed} failed + {report.skipped} skipped = {report.read} read"
-    ]
+    lines = [f"{report.answered} answered + {report.failed} failed + {report.skipped} skipped = {report.read} read"]
     if report.done_before:
         lines.append(f"{report.done_before} of the skipped were answered by an earlier run")
     lines += [f"{count} × {reason}" for reason, count in report.reasons.items()]

@@ -37,6 +37,7 @@ class TrainFlags:
     """`TrainConfig` as flags, name by name; a test compares names and defaults."""
 
     epochs: Annotated[int, _flag("Passes over the data.", _RECIPE)] = 2
+    max_steps: Annotated[int, _flag("End after so many optimizer steps; 0 is all epochs.", _RECIPE)] = 0
     batch_tokens: Annotated[int, _flag("Packed tokens of a micro-batch.", _RECIPE)] = 2048
     accumulate: Annotated[int, _flag("Micro-batches of an optimizer step.", _RECIPE)] = 1
     lr: Annotated[float, _flag("Peak learning rate.", _RECIPE)] = 5e-4
@@ -87,16 +88,10 @@ def command(
     model: ModelOptions,
     config: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.yaml", callback=read_settings, is_eager=True, help="Flags from a YAML file."
-        ),
+        typer.Option(metavar="FILE.yaml", callback=read_settings, is_eager=True, help="Flags from a YAML file."),
     ] = None,
-    plain: Annotated[
-        bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')
-    ] = False,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Read at most that many rows of each source.")
-    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many rows of each source.")] = None,
     check_overlap: Annotated[
         list[Path] | None,
         typer.Option(metavar="EVALFILE", help="Drop conversations that overlap with it; may be repeated."),
@@ -146,9 +141,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError as error:
-        raise TercelError(
-            f"--feature-layers {text!r} is not a list of layer numbers, such as 2,15,27"
-        ) from error
+        raise TercelError(f"--feature-layers {text!r} is not a list of layer numbers, such as 2,15,27") from error
 
 
 def print_summary(console: Console, summary: TrainSummary, target: str) -> None:

@@ -59,9 +59,7 @@ class TrainProgress:
         self._tokens += metrics["tokens"]
         self._seconds += metrics["seconds"]
         rate = self._tokens / max(self._seconds, 1e-9)
-        shown = (
-            f"{rate:,.0f} tokens/s  loss {metrics['loss']:.3f}  accuracy {metrics['accuracy']:.1%}{self._tau}"
-        )
+        shown = f"{rate:,.0f} tokens/s  loss {metrics['loss']:.3f}  accuracy {metrics['accuracy']:.1%}{self._tau}"
         self._progress.update(self._task, completed=step, shown=shown)
 
     def evaluated(self, step: int, acceptance: Acceptance) -> None:

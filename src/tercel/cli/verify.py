@@ -42,9 +42,7 @@ def command(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a greedy answer.")] = 64,
     temperature: Annotated[float, typer.Option(help="Of the sampled check.")] = 1.0,
     samples: Annotated[int, typer.Option(min=1, help="Sampled answers to each prompt.")] = 32,
-    sampled_prompts: Annotated[
-        int, typer.Option(min=1, help="Prompts that are sampled, the first ones.")
-    ] = 2,
+    sampled_prompts: Annotated[int, typer.Option(min=1, help="Prompts that are sampled, the first ones.")] = 2,
     sampled_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a sampled answer.")] = 16,
     slots: Annotated[int, typer.Option(min=1, help="Requests decoded at a time.")] = 1,
     seed: Annotated[int, typer.Option(help="Makes the samples repeatable.")] = 0,
@@ -74,9 +72,7 @@ def command(
     if check is not Check.sampled:
         params = SamplingParams(max_new_tokens=max_new_tokens)
         with counting_bar("greedy text") as bar:
-            greedy = check_greedy(
-                loaded, drafted, vanilla, prompts, params, lambda done, total: bar(done, total, "")
-            )
+            greedy = check_greedy(loaded, drafted, vanilla, prompts, params, lambda done, total: bar(done, total, ""))
     if check is not Check.greedy:
         params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=sampled_tokens)
         few = prompts[:sampled_prompts]

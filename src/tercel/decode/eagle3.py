@@ -9,7 +9,7 @@ Shape legend: B rows, K top-k, H head's hidden size, W draft vocabulary, S slots
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -202,7 +202,9 @@ class _Proposed:
 
     def tree(self, row: int, root: int, nodes: int) -> DraftTree:
         """The best `nodes - 1` of a row's nodes behind its root."""
-        tokens, scores, parents = (torch.cat([x[row] for x in xs]).cpu() for xs in (self.tokens, self.scores, self.parents))
+        tokens, scores, parents = (
+            torch.cat([level[row] for level in levels]).cpu() for levels in (self.tokens, self.scores, self.parents)
+        )
         depths = torch.repeat_interleave(torch.arange(1, len(self.levels) + 1), torch.tensor(self.levels))
         chosen = select_best(scores, depths, parents, nodes - 1)
         return DraftTree(
@@ -253,7 +255,7 @@ class SampledChain(Eagle3):
         drafts: RandomStream = row.stream.for_drafts()
         return int(self._ids[sample(q, drafts.uniform(len(row.tokens) + depth))]), q
 
-    def _distributions(self, qs: list[Tensor]):
+    def _distributions(self, qs: list[Tensor]) -> Callable[[int], Tensor]:
         def of(node: int) -> Tensor:
             wide = torch.zeros(self.target.vocab_size, dtype=torch.float64, device=self.target.device)
             return wide.index_copy_(0, self._ids, qs[node])

@@ -83,9 +83,7 @@ def run_bench(
         raise TercelError("a benchmark needs at least one task")
     _warm_up(target, methods, tasks[0].questions[0], settings.params)
     asking = _Asking(target, methods, settings, progress)
-    asking.total = (
-        sum(len(q.turns) for task in tasks for q in task.questions) * settings.repeats * len(methods)
-    )
+    asking.total = sum(len(q.turns) for task in tasks for q in task.questions) * settings.repeats * len(methods)
     results = tuple(asking.ask(task) for task in tasks)
     rows = [row for result in results for row in result.rows]
     splits = {name: time_split_ms(rows, name) for name in methods}
@@ -110,9 +108,7 @@ def run_bench(
     )
 
 
-def _warm_up(
-    target: Target, methods: Mapping[str, Method], question: Question, params: SamplingParams
-) -> None:
+def _warm_up(target: Target, methods: Mapping[str, Method], question: Question, params: SamplingParams) -> None:
     prompt = prompt_ids(target.tokenizer, question)
     if len(prompt) >= target.context_length:
         prompt = prompt[: target.context_length // 2]  # the question itself will be skipped
@@ -168,9 +164,7 @@ class _Asking:
             yield turn
             answers.append(str(tokenizer.decode(list(turn[VANILLA].tokens), skip_special_tokens=True)))
 
-    def _turn(
-        self, task: Task, question: Question, prompt: tuple[int, ...], params: SamplingParams
-    ) -> dict[str, Run]:
+    def _turn(self, task: Task, question: Question, prompt: tuple[int, ...], params: SamplingParams) -> dict[str, Run]:
         names = list(self.methods)
         first = self._asked % len(names)
         self._asked += 1

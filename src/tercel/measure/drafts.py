@@ -15,7 +15,7 @@ from tercel.decode.proposer import Proposer, Row
 from tercel.decode.types import Committed, Proposal
 from tercel.target.model import TargetOutput
 
-KEPT = 64  # most probable tokens kept of a distribution that drafts were drawn from: a whole one would fill memory
+KEPT = 64  # most probable tokens kept of a distribution drafts were drawn from: all would fill memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +69,7 @@ class DraftRecorder:
         drafted: dict[int, Drafted] = {}
         for total, tree in self._proposed.pop(seed, []):
             start = total - prompt_tokens
-            drafted.update(
-                {start + depth: opinion for depth, opinion in enumerate(tree.along(answer[start:]))}
-            )
+            drafted.update({start + depth: opinion for depth, opinion in enumerate(tree.along(answer[start:]))})
         return drafted
 
 
@@ -81,9 +79,7 @@ class _Tree:
     def __init__(self, proposal: Proposal) -> None:
         self._tree = proposal.tree
         self._drafted = {
-            node: _opinion(proposal, node)
-            for node in range(len(proposal.tree))
-            if proposal.tree.children(node)
+            node: _opinion(proposal, node) for node in range(len(proposal.tree)) if proposal.tree.children(node)
         }
 
     def along(self, tokens: Sequence[int]) -> list[Drafted]:

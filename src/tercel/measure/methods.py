@@ -127,6 +127,5 @@ def _check_stock(params: SamplingParams) -> None:
     for name, used in unsupported.items():
         if used:
             raise TercelError(
-                f"stock generation cannot be compared with {name} set; "
-                f"leave out the method transformers or {name}"
+                f"stock generation cannot be compared with {name} set; leave out the method transformers or {name}"
             )

@@ -82,9 +82,7 @@ def plot_bench(report: BenchReport, path: Path) -> None:
                 )
     axes.set_xticks(range(len(report.tasks)), [task.name for task in report.tasks])
     axes.set_ylabel("tokens a second")
-    axes.set_title(
-        f"{report.target}, {report.dtype}, {report.device}, {_threads(report.threads)}", fontsize=9
-    )
+    axes.set_title(f"{report.target}, {report.dtype}, {report.device}, {_threads(report.threads)}", fontsize=9)
     axes.margins(y=0.15)
     axes.legend(fontsize=8)
     figure.tight_layout()

@@ -117,9 +117,7 @@ def check_sampled(
         samples: list[Sample] = []
         seeds = range(base + number * n_samples, base + (number + 1) * n_samples)
         for start in range(0, n_samples, BATCH):
-            requests = [
-                Request(prompt.tokens, replace(endless, seed=seed)) for seed in seeds[start : start + BATCH]
-            ]
+            requests = [Request(prompt.tokens, replace(endless, seed=seed)) for seed in seeds[start : start + BATCH]]
             results = engine.generate(requests)
             if vanilla is not None:
                 same.compare(prompt, requests, results, vanilla.generate(requests))
@@ -239,9 +237,7 @@ def exact_distributions(
                 history.push(row[index])
 
 
-def _possible_by_rounding(
-    target: Target, prompt: Prompt, prefix: Answer, token: int, params: SamplingParams
-) -> bool:
+def _possible_by_rounding(target: Target, prompt: Prompt, prefix: Answer, token: int, params: SamplingParams) -> bool:
     """Whether some shape of forward gives `token` a probability: rounding may move it across a top-k or top-p
     border."""
     history = history_of(target, prompt, prefix)

@@ -36,9 +36,7 @@ class QuestionRow:
 
     def identical(self, method: str) -> bool:
         """Whether every answer has the very token ids of token-by-token decoding."""
-        return all(
-            run.tokens == base.tokens for run, base in zip(self.runs[method], self.runs[VANILLA], strict=True)
-        )
+        return all(run.tokens == base.tokens for run, base in zip(self.runs[method], self.runs[VANILLA], strict=True))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -125,8 +123,7 @@ class BenchReport:
             "device": self.device,
             "threads": self.threads,
             "tasks": {
-                task.name: {name: summary.to_json() for name, summary in task.methods.items()}
-                for task in self.tasks
+                task.name: {name: summary.to_json() for name, summary in task.methods.items()} for task in self.tasks
             },
             "n_alpha": [] if self.n_alpha is None else list(self.n_alpha.alpha),
             "n_alpha_seen": [] if self.n_alpha is None else list(self.n_alpha.seen),

@@ -95,9 +95,7 @@ def question_messages(question: Question, answers: Sequence[str] = ()) -> tuple[
     return (*messages, Message("user", question.turns[len(answers)]))
 
 
-def prompt_ids(
-    tokenizer: PreTrainedTokenizerBase, question: Question, answers: Sequence[str] = ()
-) -> tuple[int, ...]:
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, question: Question, answers: Sequence[str] = ()) -> tuple[int, ...]:
     """What a server would send for turn `len(answers)`: the chat template's prompt, or for a tokenizer
     without a template the texts so far, two line ends apart.
 
@@ -151,9 +149,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise TercelError(
-            f"cannot read {path}: {error}; a task is UTF-8 text, one JSON object a line"
-        ) from error
+        raise TercelError(f"cannot read {path}: {error}; a task is UTF-8 text, one JSON object a line") from error
 
 
 def _questions(text: str, where: str, source: str) -> Iterator[Question]:
@@ -191,7 +187,5 @@ def _question(row: Any, where: str, default_id: str) -> Question:
 def _spread(task: Task, count: int) -> Task:
     total = len(task.questions)
     if count > total:
-        raise TercelError(
-            f"task {task.name} has {total} questions, not the {count} asked for; lower the number"
-        )
+        raise TercelError(f"task {task.name} has {total} questions, not the {count} asked for; lower the number")
     return replace(task, questions=tuple(task.questions[i * total // count] for i in range(count)))

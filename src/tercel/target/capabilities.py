@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding")
 _MASKED = ("full_attention", "sliding_attention")  # whose masks `Target` knows how to make
-NOISE = 0.1  # of the logits' deviation: what another shape of the same computation may change at most
+NOISE = 0.4  # of the logits' deviation: what another shape may change at most (bfloat16: 0.1 on the default target)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tercel.train.ttt import Objective
 class TrainConfig:
     """Recipe of one training run; defaults follow the paper where the scale allows it (spec section 7).
 
+    max_steps: end there, schedule included, however many epochs there are (0: no limit).
     batch_tokens: packed tokens of one optimizer step's micro-batch; accumulate: micro-batches a step.
     lr: peak of a linear warm-up (share `warmup` of all steps) and a cosine down to `final_lr` of it.
     ttt_steps: `S`; decay: weight of step `s` is `decay^s` (0: the plain mean of the paper's formula).
@@ -25,6 +26,7 @@ class TrainConfig:
     """
 
     epochs: int = 2
+    max_steps: int = 0
     batch_tokens: int = 2048
     accumulate: int = 1
     lr: float = 5e-4
@@ -75,9 +77,9 @@ class TrainConfig:
         for name in ("final_lr", "warmup", "decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise TercelError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
-        if self.draft_vocab < 0 or self.weight_decay < 0:
-            name = "draft_vocab" if self.draft_vocab < 0 else "weight_decay"
-            raise TercelError(f"{name} must not be negative, but is {getattr(self, name)}")
+        for name in ("draft_vocab", "weight_decay", "max_steps"):
+            if getattr(self, name) < 0:
+                raise TercelError(f"{name} must not be negative, but is {getattr(self, name)}")
 
     @property
     def objective(self) -> Objective:

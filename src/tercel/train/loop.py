@@ -115,6 +115,8 @@ class _Run:
         lengths = [len(chat) for chat in self.data.train]
         micro = plan_batches(lengths, config.batch_tokens, config.epochs, config.seed)
         self.plan = [micro[i : i + config.accumulate] for i in range(0, len(micro), config.accumulate)]
+        if config.max_steps:
+            self.plan = self.plan[: config.max_steps]
         self.step, self.seconds, self.best_tau = 0, 0.0, -1.0
         folder.claim(overwrite)
         self._restore()

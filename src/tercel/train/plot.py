@@ -30,9 +30,7 @@ def plot_curves(metrics: Path, out: Path) -> None:
     _noisy(left, steps, "loss", "training loss")
     _noisy(middle, steps, "accuracy", "accuracy of the first draft")
     evaluated = [row for row in rows if "eval" in row]
-    right.plot(
-        [r["step"] for r in evaluated], [r["eval"]["tau"] for r in evaluated], marker="o", markersize=3
-    )
+    right.plot([r["step"] for r in evaluated], [r["eval"]["tau"] for r in evaluated], marker="o", markersize=3)
     right.set_title("held-out acceptance length τ")
     for axes in (left, middle, right):
         axes.set_xlabel("step")
