@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-import resource
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tercel.cli import generate
-from tercel.cli.app import main
 from tercel.errors import TercelError
-from tercel.target.model import Target
 from tests.tiny import VOCAB, save_tiny, tiny_tokenizer
 
 from .conftest import RECIPE, World
-from .running import everything, refused, run, run_program
+from .running import everything, refused, run
 
 EXACT = ["--dtype", "float32"]
 
@@ -283,72 +278,3 @@ def test_answers_that_exist_are_not_overwritten(world: World) -> None:
     asked = ["data", "regenerate", str(world.prompts), "--target", world.target, "--out", str(world.answers)]
     refused(run(*asked), "exists already")
     assert world.answers.read_bytes() == before
-
-
-# ------------------------------------------------------------------------------------------ a full disk
-
-
-@contextmanager
-def full_disk(bytes_a_file: int) -> Iterator[None]:
-    """No file of this process can grow beyond a size: writing then fails as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.parametrize("room", [300, 20_000, 100_000], ids=["nothing", "no state", "no second state"])
-def test_full_disk_while_training(tmp_path: Path, world: World, room: int) -> None:
-    out = tmp_path / "head"
-    command = ["train", world.target, "--data", str(world.answers), "--out", str(out), *RECIPE]
-    with full_disk(room):
-        ended = run(*command)
-    refused(ended, str(out), "disk")
-    assert not [name for name in everything(tmp_path) if ".part" in name or name.endswith(".old")]
-    # a state that is there is whole: the same command goes on from it, to the same head
-    saved = (out / "training" / "state.pt").exists()
-    again = run(*command, *([] if saved else ["--overwrite"]))
-    assert again.code == 0, again.err
-    assert (out / "model.safetensors").read_bytes() == (Path(world.head) / "model.safetensors").read_bytes()
-
-
-def test_full_disk_while_reporting(tmp_path: Path, world: World) -> None:
-    out = tmp_path / "head.json"
-    out.write_text("an older report", encoding="utf-8")
-    with full_disk(200):
-        ended = run("inspect", world.head, "--json", str(out))
-    refused(ended, str(out))
-    assert everything(tmp_path) == {"head.json": b"an older report"}
-
-
-# -------------------------------------------------------------------------------- errors of other kinds
-
-
-def test_unexpected_errors(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    def broken(*_args: object, **_more: object) -> None:
-        raise ValueError("a\nfault")
-
-    monkeypatch.setattr(Target, "load", broken)
-    command = ["generate", world.target, world.head, "--prompt", "x"]
-    with pytest.raises(SystemExit) as ended:
-        main(command)
-    assert ended.value.code == 1
-    message = capsys.readouterr().err.strip()
-    assert message == "unexpected error: ValueError: a fault; `tercel --debug …` shows where it happened"
-    with pytest.raises(ValueError, match="fault"):
-        main(["--debug", *command])
-
-
-def test_interrupted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_args: object, **_more: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Target, "load", interrupted)
-    ended = run("generate", world.target, world.head, "--prompt", "x")
-    assert (ended.code, ended.err) == (130, "interrupted\n")
-
-
-def test_as_a_program(tmp_path: Path) -> None:
-    refused(run_program("inspect", str(tmp_path / "nothing")), "there is no head")

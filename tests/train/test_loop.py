@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -277,3 +278,14 @@ def test_the_head_on_disk_drafts_as_the_one_that_was_measured(tmp_path):
     again = simulate(model.head, [supply.batch(held)], supply.to_draft, config.objective)
     assert again.rows == summary.best.rows
     assert again.loss == pytest.approx(summary.best.loss, rel=0.01)  # the file is in bfloat16
+
+
+@pytest.mark.parametrize("size", [0, 64])
+def test_a_frozen_output_layer_stays_the_targets(tmp_path, size):
+    target = target_of()
+    run(tmp_path / "head", replace(SMALL, freeze_lm_head=True, draft_vocab=size))
+    model = load_head(tmp_path / "head" / "last")
+    rows = target.output_layer.rows(model.vocabulary.ids)
+    assert len(model.vocabulary) == (size or target.vocab_size)
+    assert torch.equal(model.head.lm_head.weight, rows.to(torch.bfloat16).float())
+    assert not torch.equal(model.head.norm.weight, torch.ones_like(model.head.norm.weight))

@@ -61,6 +61,7 @@ class TrainFlags:
             show_default="a low, a middle and a high one",
         ),
     ] = ""
+    freeze_lm_head: Annotated[bool, _flag("Keep the target's output layer (paper's text).", _HEAD)] = False
     fc_norm: Annotated[bool, _flag("Norm each feature first (EAGLE-3.1).", _HEAD)] = False
     norm_output: Annotated[bool, _flag("Feed back the normed hidden (EAGLE-3.1).", _HEAD)] = False
     seed: Annotated[int, _flag("Of initialisation and data order.", _RUN)] = 0

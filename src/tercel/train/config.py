@@ -22,6 +22,8 @@ class TrainConfig:
     batch_tokens: packed tokens of one optimizer step's micro-batch; accumulate: micro-batches a step.
     lr: peak of a linear warm-up (share `warmup` of all steps) and a cosine down to `final_lr` of it.
     ttt_steps: `S`; decay: weight of step `s` is `decay^s` (0: the plain mean of the paper's formula).
+    freeze_lm_head: keep the target's output rows as they are, as in the paper's text (with draft_vocab 0: its whole
+    output layer); otherwise they are only the start.
     draft_vocab: `W` (0: the target's whole vocabulary).
     """
 
@@ -42,6 +44,7 @@ class TrainConfig:
     average: str = "sequence"
     draft_vocab: int = 8192
     feature_layers: tuple[int, ...] = ()
+    freeze_lm_head: bool = False
     fc_norm: bool = False
     norm_output: bool = False
     seed: int = 0

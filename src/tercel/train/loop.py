@@ -107,9 +107,14 @@ class _Run:
         torch.manual_seed(config.seed)
         head = self._new_head().to(target.device)
         initialise_from_target(head, target, self.vocabulary, self.data.train)
+        head.lm_head.requires_grad_(not config.freeze_lm_head)
         self.weights = MasterWeights(head, target.dtype)
         self.optimizer = torch.optim.AdamW(
-            head.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
+            [p for p in head.parameters() if p.requires_grad],
+            lr=config.lr,
+            betas=(0.9, 0.95),
+            weight_decay=config.weight_decay,
+            fused=True,
         )
         self.supply = FeatureSupply(target, self.weights.working, self.vocabulary, feature_cache)
         lengths = [len(chat) for chat in self.data.train]

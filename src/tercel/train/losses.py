@@ -98,13 +98,13 @@ class _FusedLoss(torch.autograd.Function):
         kind: LossKind,
         with_overlap: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wants_grad = any(ctx.needs_input_grad)
+        wants_grad, trains_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         correct = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
         overlap = torch.empty(len(hidden) if with_overlap else 0, dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = (
-            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if wants_grad else None
+        grad_weight = torch.zeros(
+            weight.shape if trains_weight else (0,), dtype=torch.float32, device=weight.device
         )
         for start in range(0, len(hidden), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
@@ -116,13 +116,14 @@ class _FusedLoss(torch.autograd.Function):
                 overlap[part] = torch.minimum(p, log_q.exp()).sum(-1)
             value, grad = _value_and_grad(kind, log_q, p, labels[part])
             loss += (value * row_weights[part]).sum()
-            if grad_weight is not None:
+            if wants_grad or trains_weight:
                 grad = grad.mul_(row_weights[part, None]).to(hidden.dtype)
+            if wants_grad:
                 grad_hidden[part] = grad @ weight
+            if trains_weight:
                 grad_weight += grad.T @ hidden[part]
         ctx.mark_non_differentiable(correct, overlap)
-        if grad_weight is not None:
-            ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+        ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
         return loss, correct, overlap
 
     @staticmethod
@@ -130,8 +131,8 @@ class _FusedLoss(torch.autograd.Function):
         grad_hidden, grad_weight = ctx.saved_tensors
         upstream = grads[0]
         return (
-            grad_hidden * upstream.to(grad_hidden.dtype),
-            grad_weight * upstream.to(grad_weight.dtype),
+            grad_hidden * upstream.to(grad_hidden.dtype) if ctx.needs_input_grad[0] else None,
+            grad_weight * upstream.to(grad_weight.dtype) if ctx.needs_input_grad[1] else None,
             *(None,) * 6,
         )
 
