@@ -33,9 +33,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     partial = Path(name)
     try:
         yield partial
-        umask = os.umask(0)
-        os.umask(umask)
-        partial.chmod(0o666 & ~umask)  # mkstemp makes files that only the owner can read
+        share_as_usual(partial)  # mkstemp makes files that only their owner can read
         os.replace(partial, path)
     except OSError as error:
         reason = error.strerror or error
@@ -71,6 +69,13 @@ def atomic_dir(path: Path, keep: Sequence[str] = ()) -> Iterator[Path]:
         raise TercelError(f"writing {path} failed: {reason}; free space or choose another place") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def share_as_usual(path: Path) -> None:
+    """Give a file the permissions that a new one would have."""
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def write_text(path: Path, text: str) -> None:

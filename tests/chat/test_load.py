@@ -102,9 +102,7 @@ def test_nothing_left_is_an_error_that_says_why(tmp_path: Path) -> None:
         tmp_path / "a.jsonl",
         {"messages": [{"role": "user", "content": "x"}] * 2 + [{"role": "assistant", "content": "x"}]},
     )
-    with pytest.raises(
-        TercelError, match=r"no assistant tokens are left of the 1 rows of .*a\.jsonl: 1 × the chat"
-    ):
+    with pytest.raises(TercelError, match=r"no assistant tokens are left of the 1 rows of .*a\.jsonl: 1 × the chat"):
         load_chats([refused], gemma, max_length=99)
     unlike = write_lines(tmp_path / "b.jsonl", PAIR)
     with pytest.raises(TercelError, match="unlike the serving prompt"):

@@ -15,9 +15,7 @@ QUESTION = "Write a function that returns the sum of the squares of all even num
 
 
 def asking(text: str, role: str = "user", id: str = "c") -> Conversation:
-    return Conversation(
-        id, (Message("user", "first"), Message("assistant", "x"), Message(role, text)), "test"
-    )
+    return Conversation(id, (Message("user", "first"), Message("assistant", "x"), Message(role, text)), "test")
 
 
 def kinds(*texts: str, eval_text: str = QUESTION, n: int = 13) -> list[str | None]:
@@ -30,9 +28,7 @@ def test_kinds() -> None:
     words = QUESTION.split()
     assert kinds(QUESTION.upper().replace(" ", "\n") + "!!") == ["exact"]
     assert kinds(QUESTION.replace("please", "quickly")) == ["near"]
-    assert kinds("Once upon a time. " + " ".join(words[2:15]) + " and many, many other things besides.") == [
-        "ngram"
-    ]
+    assert kinds("Once upon a time. " + " ".join(words[2:15]) + " and many, many other things besides.") == ["ngram"]
     assert kinds(" ".join(words[2:14]) + " but then it goes on in quite another way") == [None]
     assert kinds("Write a function that returns the weather", "") == [None, None]
     assert kinds(" ".join(words[2:6]) + " or not", n=4) == ["ngram"]
@@ -80,9 +76,7 @@ def test_wrong_arguments() -> None:
         OverlapIndex.of([EvalPrompt("e", "!?")])
 
 
-TEXT = st.lists(st.sampled_from(["alpha", "beta", "gamma", "one", "two"]), min_size=1, max_size=25).map(
-    " ".join
-)
+TEXT = st.lists(st.sampled_from(["alpha", "beta", "gamma", "one", "two"]), min_size=1, max_size=25).map(" ".join)
 
 
 @given(TEXT, TEXT)

@@ -114,9 +114,7 @@ def test_a_written_conversation_reads_back_equal(tmp_path: Path) -> None:
         Message("assistant", "b"),
     )
     conversation = Conversation("c", messages, "s", (call,))
-    assert list(read_conversations(write_lines(tmp_path / "a.jsonl", conversation.to_json()))) == [
-        conversation
-    ]
+    assert list(read_conversations(write_lines(tmp_path / "a.jsonl", conversation.to_json()))) == [conversation]
 
 
 def test_text_and_token_rows(tmp_path: Path) -> None:
@@ -262,9 +260,7 @@ def test_the_hub_out_of_reach_or_the_extra_missing(monkeypatch: pytest.MonkeyPat
         raise ConnectionError("no route\nlong trace")
 
     fake_datasets(monkeypatch, load_dataset)
-    with pytest.raises(
-        TercelError, match=r"cannot read some/thing \(split train\) from the Hub \(no route\)"
-    ):
+    with pytest.raises(TercelError, match=r"cannot read some/thing \(split train\) from the Hub \(no route\)"):
         list(read_records("some/thing"))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(TercelError, match=r"pip install 'tercel\[data\]'"):

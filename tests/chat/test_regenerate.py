@@ -78,9 +78,7 @@ def lines(path: Path) -> list[dict]:
 
 
 def run(prompts, respond, out: Path, **changes):
-    return regenerate(
-        prompts, respond, out, tokenizer=TOKENIZER, settings=replace(SETTINGS, **changes), in_flight=3
-    )
+    return regenerate(prompts, respond, out, tokenizer=TOKENIZER, settings=replace(SETTINGS, **changes), in_flight=3)
 
 
 def test_every_user_turn_is_answered_in_context(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_pickled_training_state_is_not_run(tmp_path: Path, world: World) -> None
     marker = tmp_path / "code-was-run"
     torch.save({"key": Bomb(marker)}, head / "training" / "state.pt")
     ended = run("train", world.target, "--data", str(world.answers), "--out", str(head), *RECIPE)
-    refused(ended, "state.pt", "cannot be read")
+    refused(ended, "state.pt", "is damaged")
     assert not marker.exists()
 
 

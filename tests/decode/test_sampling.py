@@ -52,9 +52,7 @@ def test_distribution_agrees_with_hugging_face(seed, vocab, temperature, top_k, 
     rng = torch.Generator().manual_seed(seed)
     logits = torch.randn(vocab, generator=rng, dtype=torch.float64) * 3
     prompt, answer = torch.randint(vocab, (2, 4), generator=rng).tolist()
-    params = SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty
-    )
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty)
     reference = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty)])
     reference.append(TemperatureLogitsWarper(temperature))
     if top_k:
@@ -99,9 +97,7 @@ def test_penalties_and_bias_by_hand():
 
 
 def test_half_precision_logits_are_processed_in_float32():
-    logits = torch.tensor(
-        [300.0, 299.0], dtype=torch.bfloat16
-    )  # 299 and 300 round alike, 300 - 0.5 would too
+    logits = torch.tensor([300.0, 299.0], dtype=torch.bfloat16)  # 299 and 300 round alike, 300 - 0.5 would too
     params = SamplingParams(presence_penalty=0.5)
     assert processed_logits(logits, params, history_of([], [0], 2)).tolist() == [299.5, float(logits[1])]
 

@@ -88,9 +88,7 @@ def test_fault_penalties_that_ignore_the_path_are_caught(monkeypatch):
         with monkeypatch.context() as patch:
             history.seen_counts()
             patch.setattr(history, "push", history.generated.append)  # the path's tokens are not counted
-            patch.setattr(
-                history, "pop", lambda count: history.generated.__delitem__(slice(-count or None, None))
-            )
+            patch.setattr(history, "pop", lambda count: history.generated.__delitem__(slice(-count or None, None)))
             return deterministic_rule(params, history, stream)
 
     assert p_value(forgetful, SETTINGS["penalties"]) < FAULT

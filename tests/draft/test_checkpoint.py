@@ -32,9 +32,7 @@ def test_round_trip(tmp_path, dtype, flags):
     assert back.head.config == model.head.config
     assert back.info == model.info
     assert torch.equal(back.vocabulary.ids, model.vocabulary.ids)
-    for (name, ours), (_, theirs) in zip(
-        model.head.named_parameters(), back.head.named_parameters(), strict=True
-    ):
+    for (name, ours), (_, theirs) in zip(model.head.named_parameters(), back.head.named_parameters(), strict=True):
         assert torch.equal(ours.to(dtype), theirs), name
         assert not theirs.requires_grad
 
@@ -188,9 +186,7 @@ def test_a_pickle_is_refused_and_its_code_does_not_run(saved):
     Bomb.trace = saved / "ran"
     (saved / "model.safetensors").unlink()
     (saved / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(
-        TercelError, match=r"pytorch_model\.bin is a pickle, which can run code when it is read"
-    ):
+    with pytest.raises(TercelError, match=r"pytorch_model\.bin is a pickle, which can run code when it is read"):
         load_head(saved)
     assert not Bomb.trace.exists()
 

@@ -66,9 +66,7 @@ def test_damaged_maps_are_refused(ids, words):
 
 
 def test_a_map_of_another_head_is_refused():
-    with pytest.raises(
-        TercelError, match="d2t has 3 rows but the head's lm_head has 4; was this map built for"
-    ):
+    with pytest.raises(TercelError, match="d2t has 3 rows but the head's lm_head has 4; was this map built for"):
         DraftVocabulary.from_d2t(torch.zeros(3, dtype=torch.long), 50, 4)
     with pytest.raises(TercelError, match="d2t holds float32 numbers"):
         DraftVocabulary.from_d2t(torch.zeros(3), 50, 3)

@@ -41,8 +41,8 @@ def test_a_name_is_looked_up_in_the_data_folders(data: Path) -> None:
     assert load_task("talk", [data]).questions == (Question("t", ("Hello", "And then?")),)
 
 
-def test_a_count_spreads_over_the_file(data: Path) -> None:
-    assert [q.id for q in load_task("sums:4", [data]).questions] == ["0", "2", "5", "7"]
+def test_a_count_takes_the_first(data: Path) -> None:
+    assert [q.id for q in load_task("sums:4", [data]).questions] == ["0", "1", "2", "3"]
     assert len(load_task("sums:10", [data]).questions) == 10
 
 

@@ -28,9 +28,7 @@ class Writer:
         ids = [[self._next() for _ in range(length)] for _ in self.kept]
         span = self.cache.begin(length, CPU)
         assert span == max(map(len, self.kept)) + length
-        seen = [
-            self.cache.update(entries(ids, layer), -entries(ids, layer), layer) for layer in range(LAYERS)
-        ]
+        seen = [self.cache.update(entries(ids, layer), -entries(ids, layer), layer) for layer in range(LAYERS)]
         return ids, seen
 
     def keep(self, ids: list[list[int]], paths: list[list[int]]) -> None:
@@ -69,8 +67,7 @@ def test_blocks_paths_and_rows(data):
         ids, seen = writer.block(length)
         check(writer, ids, seen)
         paths = [
-            draw(st.lists(st.integers(0, length - 1), max_size=length, unique=True).map(sorted))
-            for _ in writer.kept
+            draw(st.lists(st.integers(0, length - 1), max_size=length, unique=True).map(sorted)) for _ in writer.kept
         ]
         writer.keep(ids, paths)
         assert writer.cache.lengths == [len(kept) for kept in writer.kept]

@@ -69,9 +69,7 @@ def test_a_state_that_cannot_be_rolled_back_is_refused(config):
     support = target.tree_support
     assert not support.tree
     assert not support.chain
-    with pytest.raises(
-        TercelError, match=r"layers keep a state that cannot be rolled back.*only be decoded token"
-    ):
+    with pytest.raises(TercelError, match=r"layers keep a state that cannot be rolled back.*only be decoded token"):
         support.require_tree("tiny")
     with pytest.raises(TercelError, match="tiny cannot verify drafts: its"):
         support.require_chain("tiny")

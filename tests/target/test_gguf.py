@@ -121,9 +121,7 @@ def test_unknown_split_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_tokenizer_that_reads_back_differently_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokenizer_that_reads_back_differently_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_gguf(tmp_path / "tiny.gguf")
     # transformers imposes a splitting of its own on some families' folders
     load = AutoTokenizer.from_pretrained
@@ -142,9 +140,7 @@ def test_tokenizer_that_reads_back_differently_is_refused(
 
 def test_missing_tensor_is_refused(tmp_path: Path) -> None:
     save_tiny_gguf(tmp_path / "tiny.gguf", without="blk.3.ffn_up")
-    with pytest.raises(
-        TercelError, match=r"lacks 1 of the model's weights, such as model\.layers\.3\.mlp\.up"
-    ):
+    with pytest.raises(TercelError, match=r"lacks 1 of the model's weights, such as model\.layers\.3\.mlp\.up"):
         convert_gguf(tmp_path / "tiny.gguf", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -165,9 +161,7 @@ def test_other_file_is_refused(tmp_path: Path) -> None:
         read_metadata(tmp_path / "x.gguf")
 
 
-def test_quiet_is_scoped_and_conversion_prints_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_quiet_is_scoped_and_conversion_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     with quiet_transformers():
         assert not transformers_logging.is_progress_bar_enabled()

@@ -63,9 +63,7 @@ def one_by_one(target: Target, tokens: list[int]) -> TargetOutput:
     )
 
 
-def verify_tree(
-    target: Target, prefix: list[int], tokens: list[int], parents: list[int], cache
-) -> TargetOutput:
+def verify_tree(target: Target, prefix: list[int], tokens: list[int], parents: list[int], cache) -> TargetOutput:
     depths = torch.tensor([[len(path_to(node, parents)) - 1 for node in range(len(parents))]])
     return target.forward(torch.tensor([tokens]), depths + len(prefix), cache, ancestors(parents)[None])
 
@@ -201,9 +199,7 @@ def test_layers_can_be_any_and_are_checked():
         target.tap((2, 8))
 
 
-@pytest.mark.parametrize(
-    ("layers", "expected"), [(30, (2, 15, 27)), (7, (2, 3, 4)), (6, (0, 3, 5)), (3, (0, 1, 2))]
-)
+@pytest.mark.parametrize(("layers", "expected"), [(30, (2, 15, 27)), (7, (2, 3, 4)), (6, (0, 3, 5)), (3, (0, 1, 2))])
 def test_default_layers(layers, expected):
     assert default_feature_layers(layers) == expected
 

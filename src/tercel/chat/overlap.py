@@ -137,9 +137,7 @@ def read_eval_prompts(files: Sequence[str | Path]) -> list[EvalPrompt]:
         for conversation in read_conversations(name):
             asked = [message for message in conversation.messages if message.role == "user"]
             for turn, message in enumerate(asked, 1):
-                prompts.append(
-                    EvalPrompt(f"{Path(name).name}:{conversation.id}, turn {turn}", message.content)
-                )
+                prompts.append(EvalPrompt(f"{Path(name).name}:{conversation.id}, turn {turn}", message.content))
     return prompts
 
 

@@ -26,9 +26,7 @@ def claim(part: Path, out: Path, conversations: list[Conversation], settings: di
     try:
         theirs = json.loads(sidecar.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TercelError(
-            f"{part} has no readable {sidecar.name} beside it; remove it to start anew"
-        ) from error
+        raise TercelError(f"{part} has no readable {sidecar.name} beside it; remove it to start anew") from error
     for name, value in mine.items():
         if theirs.get(name) != value:
             raise TercelError(
@@ -50,9 +48,7 @@ def finished_ids(part: Path) -> set[str]:
             try:
                 ids.add(json.loads(line)["id"])
             except (ValueError, KeyError, TypeError) as error:
-                raise TercelError(
-                    f"{part}, line {number}: not a finished conversation; remove the line"
-                ) from error
+                raise TercelError(f"{part}, line {number}: not a finished conversation; remove the line") from error
             whole += len(line)
     os.truncate(part, whole)
     return ids
@@ -65,6 +61,4 @@ def append_line(out: IO[str], row: dict[str, Any]) -> None:
         out.flush()
     except OSError as error:
         reason = error.strerror or error
-        raise TercelError(
-            f"writing {out.name} failed: {reason}; free space, then run again to go on"
-        ) from error
+        raise TercelError(f"writing {out.name} failed: {reason}; free space, then run again to go on") from error

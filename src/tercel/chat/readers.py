@@ -19,9 +19,7 @@ BLOCK = 1 << 20  # characters read at a time from a JSON list
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.\[\]%-]+)?")
 
 
-def read_records(
-    source: str | Path, limit: int | None = None, notes: list[str] | None = None
-) -> Iterator[Record]:
+def read_records(source: str | Path, limit: int | None = None, notes: list[str] | None = None) -> Iterator[Record]:
     """Read a JSONL file, a JSON list (both also gzipped), an alias (`hub.ALIASES`) or `org/name[:split]` of
     the Hub.
 
@@ -46,9 +44,7 @@ def read_conversations(
     """`read_records` for sources that hold conversations only; raises `TercelError` for any other record."""
     for record in read_records(source, limit, notes):
         if not isinstance(record, Conversation):
-            raise TercelError(
-                f"{source}: {record.id} is {_kind(record)}; a conversation with messages is needed here"
-            )
+            raise TercelError(f"{source}: {record.id} is {_kind(record)}; a conversation with messages is needed here")
         yield record
 
 
@@ -92,9 +88,7 @@ def _read_file(path: Path, notes: list[str]) -> Iterator[Record]:
             else:
                 yield from _parse_rows(_json_lines(stream, path), str(path), "line", stem)
     except (OSError, EOFError, UnicodeDecodeError) as error:  # gzip raises EOFError for a cut file
-        raise TercelError(
-            f"cannot read {path}: {error}; is the file whole, and UTF-8 text or gzip?"
-        ) from error
+        raise TercelError(f"cannot read {path}: {error}; is the file whole, and UTF-8 text or gzip?") from error
 
 
 def _open(path: Path) -> IO[str]:
@@ -140,9 +134,7 @@ def _json_list(stream: IO[str], path: Path, notes: list[str]) -> Iterator[tuple[
                 text, at, block = text[at:] + more, 0, 2 * block  # doubling keeps a long entry's retries few
                 continue
             if not _is_cut(error, text):
-                raise TercelError(
-                    f"{path}, entry {number + 1}: not JSON ({error.msg}); repair or remove it"
-                ) from error
+                raise TercelError(f"{path}, entry {number + 1}: not JSON ({error.msg}); repair or remove it") from error
             notes.append(f"{path} is cut off: kept the {number} whole entries before the cut")
             return
         number, at, block = number + 1, end, BLOCK

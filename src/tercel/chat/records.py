@@ -171,9 +171,7 @@ def _with_ids(messages: tuple[Message, ...], ids: Any, where: str) -> tuple[Mess
         if own is not None and (not isinstance(own, list) or any(type(i) is not int or i < 0 for i in own)):
             _refuse(where, '"answer_ids" must hold lists of token ids (whole numbers from 0)')
         token_ids = None if own is None else tuple(own)
-        result.append(
-            Message(message.role, message.content, message.tool_calls, message.reasoning_content, token_ids)
-        )
+        result.append(Message(message.role, message.content, message.tool_calls, message.reasoning_content, token_ids))
     return tuple(result)
 
 

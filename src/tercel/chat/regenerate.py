@@ -216,16 +216,12 @@ class _Job:
     def _take(self, answer: Answer) -> None:
         state = self.running.get(answer.key)
         if state is None:
-            raise TercelError(
-                f"the responder answered {answer.key!r}, which was not asked or is already answered"
-            )
+            raise TercelError(f"the responder answered {answer.key!r}, which was not asked or is already answered")
         if answer.finish.startswith("error:"):
             self._fail(answer.key, answer.finish.removeprefix("error:").strip())
             return
         if answer.finish not in ("stop", "length"):
-            raise TercelError(
-                f'unknown finish {answer.finish!r}; a responder says "stop", "length" or "error:…"'
-            )
+            raise TercelError(f'unknown finish {answer.finish!r}; a responder says "stop", "length" or "error:…"')
         if not answer.token_ids:
             self._fail(answer.key, EMPTY)
             return

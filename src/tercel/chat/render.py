@@ -92,9 +92,7 @@ class Renderer:
             refusal,
         )
 
-    def _carriers(
-        self, conversation: Conversation, answers: list[int]
-    ) -> tuple[list[_Carrier], Counter[str], str]:
+    def _carriers(self, conversation: Conversation, answers: list[int]) -> tuple[list[_Carrier], Counter[str], str]:
         """Texts that hold every answer as serving has it, the latest first (an answer's text holds older
         ones)."""
         carriers: list[_Carrier] = []
@@ -131,9 +129,7 @@ class Renderer:
         It is checked from the end of the answer before: an end-of-turn token splits a text for good. An
         answer that changes the prompt's tokens (line ends on both sides, say) gets a row of its own.
         """
-        encoding = self.tokenizer(
-            carrier.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
+        encoding = self.tokenizer(carrier.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         tokens = list(encoding["input_ids"])
         ends = _running_max([end for _, end in encoding["offset_mapping"]])
         blocks = self.template.has_generation_blocks and bool(carrier.messages)
@@ -173,20 +169,14 @@ class Renderer:
             return_assistant_tokens_mask=True,
             tokenizer_kwargs={"verbose": False},
         )
-        return [
-            bool(m) or token in self._ends for m, token in zip(out["assistant_masks"], tokens, strict=True)
-        ]
+        return [bool(m) or token in self._ends for m, token in zip(out["assistant_masks"], tokens, strict=True)]
 
     def _ids_known(self, conversation: Conversation, answers: list[int]) -> bool:
         """Whether every answer has the ids the target generated, and they are this tokenizer's."""
         for at in answers:
             message = conversation.messages[at]
             ids = message.token_ids
-            if (
-                not ids
-                or max(ids) >= len(self.tokenizer)
-                or answer_text(self.tokenizer, ids) != message.content
-            ):
+            if not ids or max(ids) >= len(self.tokenizer) or answer_text(self.tokenizer, ids) != message.content:
                 return False
         return True
 

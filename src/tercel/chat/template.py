@@ -54,9 +54,7 @@ class ChatTemplate:
             return len(suffix) - len(self.tail) + len(self.end)
         if not self.tail:
             return len(suffix)
-        matches = [
-            m for token in special_texts(self.tokenizer) for m in re.finditer(re.escape(token), suffix)
-        ]
+        matches = [m for token in special_texts(self.tokenizer) for m in re.finditer(re.escape(token), suffix)]
         return max((m.end() for m in matches), default=None)
 
 
@@ -77,9 +75,7 @@ def learn_template(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
             "is it a template for chat?"
         ) from error
     if USER_MARK not in prompt or ANSWER_MARK not in full:
-        raise TercelError(
-            f"the chat template of {name_of(tokenizer)} leaves out the messages it is given; repair it"
-        )
+        raise TercelError(f"the chat template of {name_of(tokenizer)} leaves out the messages it is given; repair it")
     tail = full.rpartition(ANSWER_MARK)[2]
     end = _first_special(tokenizer, tail)
     header = prompt.rpartition(USER_MARK)[2] if prompt == bare else _after_common(bare, prompt)
@@ -92,9 +88,7 @@ def learn_template(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
     return ChatTemplate(tokenizer, header + unprompted, unprompted, tail, end, generation)
 
 
-def serving_prompt(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Tools = None
-) -> list[int]:
+def serving_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Tools = None) -> list[int]:
     """The prompt ids, generation prompt included, that a server would send for `messages`.
 
     Raises `TercelError` without a chat template or for messages that it refuses.
@@ -103,9 +97,7 @@ def serving_prompt(
     try:
         text = render_text(tokenizer, messages, tools, prompt=True)
     except TemplateRefusalError as error:
-        raise TercelError(
-            f"the chat template of {name_of(tokenizer)} refuses the messages: {error}"
-        ) from error
+        raise TercelError(f"the chat template of {name_of(tokenizer)} refuses the messages: {error}") from error
     return encode(tokenizer, text)
 
 
@@ -153,9 +145,7 @@ def template_messages(
         row = message.to_json()
         if message.tool_calls and not knows_calls:
             del row["tool_calls"]
-            calls = [
-                json.dumps(call.get("function", call), ensure_ascii=False) for call in message.tool_calls
-            ]
+            calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in message.tool_calls]
             row["content"] = "\n".join([message.content, *calls] if message.content else calls)
         rows.append(row)
     return rows

@@ -103,9 +103,7 @@ class DecodingLoop:
                 self.proposer.commit([self._committed(verdicts[i], output, i, paths[i]) for i in survivors])
         seconds = clock.now() - started
         spent = {phase: clock.seconds[phase] - before[phase] for phase in before}
-        finished = [
-            row.spend(event, seconds, spent) for row, event in zip(self._rows, events, strict=True)
-        ]
+        finished = [row.spend(event, seconds, spent) for row, event in zip(self._rows, events, strict=True)]
         self._rows = [self._rows[i] for i in survivors]
         return finished
 
@@ -128,9 +126,7 @@ class DecodingLoop:
         logits = logits[: len(proposal.tree)]
         if proposal.distributions is None:
             return verify(proposal.tree, logits, row.params, row.history, row.stream)
-        return verify_sampled_drafts(
-            proposal.tree, logits, proposal.distributions, row.params, row.history, row.stream
-        )
+        return verify_sampled_drafts(proposal.tree, logits, proposal.distributions, row.params, row.history, row.stream)
 
     @staticmethod
     def _committed(verdict: Verdict, output: TargetOutput, row: int, path: list[int]) -> Committed:

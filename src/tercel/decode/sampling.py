@@ -76,9 +76,7 @@ class SamplingParams:
         check("frequency_penalty", _is_finite(self.frequency_penalty), "a finite number (0: off)")
         good_bias = all(map(_is_id, bias)) and all(map(_is_finite, bias.values()))
         check("logit_bias", good_bias, "a map from token ids to finite numbers")
-        check(
-            "seed", seed is None or (_is_id(seed) and seed < 2**64), "an integer from 0 to 2**64 - 1, or none"
-        )
+        check("seed", seed is None or (_is_id(seed) and seed < 2**64), "an integer from 0 to 2**64 - 1, or none")
         check("max_new_tokens", _is_id(self.max_new_tokens) and self.max_new_tokens >= 1, "at least 1")
         good_stop = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
         check("stop", good_stop, "a tuple of non-empty strings")
@@ -100,9 +98,7 @@ class TokenHistory:
     Raises `TercelError` if the prompt holds an id outside the vocabulary.
     """
 
-    def __init__(
-        self, prompt: Sequence[int], vocab_size: int, device: torch.device | str | None = None
-    ) -> None:
+    def __init__(self, prompt: Sequence[int], vocab_size: int, device: torch.device | str | None = None) -> None:
         for token in prompt:
             if not 0 <= token < vocab_size:
                 raise TercelError(

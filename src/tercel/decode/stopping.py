@@ -51,17 +51,13 @@ class StopChecker:
         context_room: int | None = None,
     ) -> None:
         if context_room is not None and context_room < 1:
-            raise TercelError(
-                f"the prompt leaves no room in the target's context ({context_room} tokens); shorten it"
-            )
+            raise TercelError(f"the prompt leaves no room in the target's context ({context_room} tokens); shorten it")
         if params.stop and tokenizer is None:
             raise TercelError(f"stop strings {params.stop!r} cannot be found without a tokenizer; pass one")
         self._limit = params.max_new_tokens
         if context_room is not None:
             self._limit = min(self._limit, context_room)
-        self._stop_ids = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(eos_ids)
-        )
+        self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
         self._stream = None if tokenizer is None else TextStream(tokenizer, params.stop)
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None

@@ -93,6 +93,4 @@ class TextStream:
 
     def _decode(self, tokens: list[int]) -> str:
         # Cleaning up spaces would rewrite text already shown, and damages code.
-        return str(
-            self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))

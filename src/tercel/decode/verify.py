@@ -144,6 +144,4 @@ def _walk(tree: DraftTree, history: TokenHistory, decide: Callable[[int], tuple[
 
 def _check_rows(tree: DraftTree, logits: Tensor) -> None:
     if logits.ndim != 2 or len(logits) != len(tree):
-        raise TercelError(
-            f"a draft tree of {len(tree)} nodes needs logits [{len(tree)}, V], not {tuple(logits.shape)}"
-        )
+        raise TercelError(f"a draft tree of {len(tree)} nodes needs logits [{len(tree)}, V], not {tuple(logits.shape)}")

@@ -22,7 +22,7 @@ from tercel.draft.config import HeadConfig
 from tercel.draft.head import Eagle3Head
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.errors import TercelError
-from tercel.files import atomic_dir, write_json
+from tercel.files import atomic_dir, share_as_usual, write_json
 
 FORMAT = 1
 _MAPS = ("d2t", "t2d")
@@ -75,6 +75,7 @@ def save_head(
     with atomic_dir(out, keep=keep) as partial:
         try:
             save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+            share_as_usual(partial / "model.safetensors")  # safetensors makes files only their owner can read
         except (SafetensorError, OSError) as error:
             raise TercelError(
                 f"writing the head to {out} failed: {error}; free space or choose another --out"
@@ -142,14 +143,12 @@ def load_head(path: Path, *, dtype: torch.dtype = torch.float32, device: str = "
         pickled = next(iter(sorted([*path.glob("*.bin"), *path.glob("*.pt")])), None)
         if pickled is not None:
             raise TercelError(
-                f"{pickled} is a pickle, which can run code when it is read; "
-                "convert it to model.safetensors first"
+                f"{pickled} is a pickle, which can run code when it is read; convert it to model.safetensors first"
             )
         raise TercelError(f"{path} has no model.safetensors; is it a head, and was it saved completely?")
     if not (path / "tercel.json").is_file():
         raise TercelError(
-            f"{path} has no tercel.json, so its feature layers and target are unknown; "
-            "it was not made by tercel"
+            f"{path} has no tercel.json, so its feature layers and target are unknown; it was not made by tercel"
         )
     config, info = _described(path / "tercel.json")
     tensors = _read_tensors(weights)
@@ -159,9 +158,7 @@ def load_head(path: Path, *, dtype: torch.dtype = torch.float32, device: str = "
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             parameter.copy_(tensors[name])
-    return DraftModel(
-        head.to(device=device, dtype=dtype).eval().requires_grad_(False), vocabulary, info, path
-    )
+    return DraftModel(head.to(device=device, dtype=dtype).eval().requires_grad_(False), vocabulary, info, path)
 
 
 def _described(path: Path) -> tuple[HeadConfig, HeadInfo]:
@@ -169,8 +166,7 @@ def _described(path: Path) -> tuple[HeadConfig, HeadInfo]:
     extra = _read_json(path)
     if extra.get("format") != FORMAT:
         raise TercelError(
-            f"{path} has format {extra.get('format')!r}, but this version reads format {FORMAT}; "
-            "update tercel"
+            f"{path} has format {extra.get('format')!r}, but this version reads format {FORMAT}; update tercel"
         )
     for part in ("head", "training", "measured"):
         if not isinstance(extra.get(part), dict):
@@ -191,9 +187,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise TercelError(f"{path} cannot be read as JSON ({error}); save or fetch the head again") from error
     if not isinstance(value, dict):
-        raise TercelError(
-            f"{path} holds a {type(value).__name__}, not an object; save or fetch the head again"
-        )
+        raise TercelError(f"{path} holds a {type(value).__name__}, not an object; save or fetch the head again")
     return value
 
 
@@ -202,14 +196,10 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as stored:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
-        raise TercelError(
-            f"{path} is truncated or no safetensors file ({error}); save or fetch it again"
-        ) from error
+        raise TercelError(f"{path} is truncated or no safetensors file ({error}); save or fetch it again") from error
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise TercelError(
-                f"{name} in {path} holds NaN or infinite numbers; the head is damaged, train it again"
-            )
+            raise TercelError(f"{name} in {path} holds NaN or infinite numbers; the head is damaged, train it again")
     return tensors
 
 
@@ -239,14 +229,10 @@ def _check_tensors(config: HeadConfig, tensors: dict[str, Tensor], path: Path) -
         raise TercelError(f"{path.parent} describes a head that cannot be built ({error})") from error
     missing = sorted(set(wanted) - set(tensors))
     if missing:
-        raise TercelError(
-            f"{path} lacks {missing[0]} ({len(missing)} tensors missing in all); the head is incomplete"
-        )
+        raise TercelError(f"{path} lacks {missing[0]} ({len(missing)} tensors missing in all); the head is incomplete")
     unknown = sorted(set(tensors) - set(wanted) - set(_MAPS))
     if unknown:
-        raise TercelError(
-            f"{path} holds {unknown[0]}, which no EAGLE-3 head has; is it another kind of head?"
-        )
+        raise TercelError(f"{path} holds {unknown[0]}, which no EAGLE-3 head has; is it another kind of head?")
     for name, shape in wanted.items():
         if shape != tensors[name].shape:
             raise TercelError(

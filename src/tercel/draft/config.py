@@ -43,9 +43,7 @@ class HeadConfig:
     target_num_layers: int
     feature_layers: tuple[int, ...]
     rms_norm_eps: float = 1e-5
-    rope_parameters: dict[str, Any] = field(
-        default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0}
-    )
+    rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_position_embeddings: int = 2048
     fc_norm: bool = False
     norm_output: bool = False
@@ -55,23 +53,19 @@ class HeadConfig:
             _check_size(name, getattr(self, name))
         _check_rope(self.rope_parameters)
         if not isinstance(self.rms_norm_eps, float) or not 0 < self.rms_norm_eps < 1:
-            raise TercelError(
-                f"rms_norm_eps of a head must be a small positive number, not {self.rms_norm_eps!r}"
-            )
+            raise TercelError(f"rms_norm_eps of a head must be a small positive number, not {self.rms_norm_eps!r}")
         for name in ("fc_norm", "norm_output"):
             if not isinstance(getattr(self, name), bool):
                 raise TercelError(f"{name} of a head must be true or false, not {getattr(self, name)!r}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise TercelError(
-                f"{self.num_attention_heads} attention heads cannot share {self.num_key_value_heads} "
-                "key/value heads"
+                f"{self.num_attention_heads} attention heads cannot share {self.num_key_value_heads} key/value heads"
             )
         if self.head_dim % 2:
             raise TercelError(f"head_dim {self.head_dim} is odd, but RoPE rotates pairs")
         if self.draft_vocab_size > self.vocab_size:
             raise TercelError(
-                f"draft_vocab_size {self.draft_vocab_size} exceeds the target's vocabulary of "
-                f"{self.vocab_size}"
+                f"draft_vocab_size {self.draft_vocab_size} exceeds the target's vocabulary of {self.vocab_size}"
             )
         self._check_feature_layers()
 

@@ -30,9 +30,7 @@ class DraftVocabulary:
                 f"{self.target_size} tokens; this map was built for another target"
             )
         if not bool((ids[1:] > ids[:-1]).all()):
-            raise TercelError(
-                "the draft vocabulary's ids are not ascending and unique; the map d2t is damaged"
-            )
+            raise TercelError("the draft vocabulary's ids are not ascending and unique; the map d2t is damaged")
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -38,7 +38,8 @@ class Run:
 class Method(Protocol):
     """coupled: whether the same seed gives the same text as token-by-token decoding."""
 
-    coupled: bool
+    @property
+    def coupled(self) -> bool: ...
 
     def run(self, prompt: tuple[int, ...], params: SamplingParams) -> Run: ...
 

@@ -64,11 +64,11 @@ def parse_tasks(spec: str, folders: Sequence[Path]) -> tuple[Task, ...]:
 
 
 def load_task(spec: str, folders: Sequence[Path]) -> Task:
-    """Load `NAME_OR_FILE[:N]`; with `:N` only N questions, spread evenly over the file.
+    """Load `NAME_OR_FILE[:N]`; with `:N` only the first N questions.
 
     A name stands for `NAME.jsonl` in one of `folders` or their `SUBFOLDERS`; `demo` is built in. A line is
     `{"turns": [..]}` (evaluation sets), `{"messages": [..]}` (user turns are asked; what follows a tool's
-    answer is left out) or `{"prompt": ".."}`. Evenly spread, because most sets are sorted by kind.
+    answer is left out) or `{"prompt": ".."}`.
 
     Raises `TercelError` for an unknown name, a malformed line (with its number), an empty file or `N` out of
     range.
@@ -84,7 +84,7 @@ def load_task(spec: str, folders: Sequence[Path]) -> Task:
     if not questions:
         raise TercelError(f'{where} holds no question; expected lines such as {{"turns": ["…"]}}')
     task = Task(name if path is None else path.stem, questions)
-    return task if count is None else _spread(task, count)
+    return task if count is None else _first(task, count)
 
 
 def question_messages(question: Question, answers: Sequence[str] = ()) -> tuple[Message, ...]:
@@ -184,8 +184,8 @@ def _question(row: Any, where: str, default_id: str) -> Question:
     return Question(record.id, tuple(turns), system, record.tools)
 
 
-def _spread(task: Task, count: int) -> Task:
+def _first(task: Task, count: int) -> Task:
     total = len(task.questions)
     if count > total:
         raise TercelError(f"task {task.name} has {total} questions, not the {count} asked for; lower the number")
-    return replace(task, questions=tuple(task.questions[i * total // count] for i in range(count)))
+    return replace(task, questions=task.questions[:count])

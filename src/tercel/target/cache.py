@@ -55,9 +55,7 @@ class TargetCache(Cache):
         self._slots = (
             None
             if uniform
-            else torch.tensor(self.lengths, device=device)[:, None]
-            + behind
-            + torch.arange(block, device=device)
+            else torch.tensor(self.lengths, device=device)[:, None] + behind + torch.arange(block, device=device)
         )
         return self._span
 

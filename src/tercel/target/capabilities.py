@@ -56,18 +56,14 @@ def probe_tree_support(target: Target) -> TreeSupport:
         within = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool, device=target.device)
         tree = _block_logits(target, prefix, [left, right, leaf], within[None], [0, 0, 1])
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-        return TreeSupport(
-            False, False, f"its attention does not take a mask and a cache from outside ({error})"
-        )
+        return TreeSupport(False, False, f"its attention does not take a mask and a cache from outside ({error})")
     # what rounding alone does to the same tokens in another shape; a leak through the mask does more
     noise, deviation = _distance(one_by_one, truth), float(truth.std())
     if noise > NOISE * deviation:
         return TreeSupport(False, False, "tokens one by one give other logits than the whole text at once")
     allowed = max(3 * noise, 0.02 * deviation)
     if _distance(chain, truth) > allowed:
-        return TreeSupport(
-            False, False, "a block behind the cache gives other logits than the tokens one by one"
-        )
+        return TreeSupport(False, False, "a block behind the cache gives other logits than the tokens one by one")
     if _distance(tree, truth) > allowed:
         return TreeSupport(
             False,

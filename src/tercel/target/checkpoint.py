@@ -21,8 +21,7 @@ def check_folder(folder: Path) -> None:
     """Refuse a folder without a configuration, one that holds a draft head, and cut-off safetensors."""
     if not (folder / "config.json").is_file():
         raise TercelError(
-            f"{folder} has no config.json, so it is not a model's folder; "
-            "give the one that `save_pretrained` made"
+            f"{folder} has no config.json, so it is not a model's folder; give the one that `save_pretrained` made"
         )
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -38,9 +37,7 @@ def check_folder(folder: Path) -> None:
             with safe_open(file, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise TercelError(
-                f"{file} is damaged or cut off ({one_line(error)}); copy or download it again"
-            ) from error
+            raise TercelError(f"{file} is damaged or cut off ({one_line(error)}); copy or download it again") from error
 
 
 def check_causal(name: str, config: PretrainedConfig) -> None:
@@ -52,8 +49,7 @@ def check_causal(name: str, config: PretrainedConfig) -> None:
     if config.is_encoder_decoder or not (known or own_code) or not named:
         kind = classes[0] if classes else config.model_type
         raise TercelError(
-            f"{name} is not a causal language model but {kind}; give a decoder-only model that "
-            "predicts the next token"
+            f"{name} is not a causal language model but {kind}; give a decoder-only model that predicts the next token"
         )
 
 

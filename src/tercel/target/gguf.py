@@ -30,9 +30,7 @@ from tercel.errors import TercelError
 from tercel.files import atomic_dir, cache_dir
 
 # `tokenizer.ggml.pre` names of vocabularies learned with every digit on its own, then GPT-2's split.
-DIGIT_SPLITTING = frozenset(
-    {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
-)
+DIGIT_SPLITTING = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 # Byte-level families whose split the conversion knows, or needs no more than GPT-2's own.
 PLAIN_BYTE_LEVEL = frozenset({"default", "gpt-2", "mpt", "olmo", "jais", "trillion", "granite-docling"})
 # Families whose original tokenizer brings text to NFC first.
@@ -82,9 +80,7 @@ def read_metadata(file: Path) -> dict[str, str | int]:
         fields = GGUFReader(file).fields.values()
         values = {field.name: field.contents() for field in fields if len(field.types) == 1}
     except (ValueError, KeyError, IndexError, OSError) as error:
-        raise TercelError(
-            f"{file} is not a whole GGUF file ({error}); download or convert it again"
-        ) from error
+        raise TercelError(f"{file} is not a whole GGUF file ({error}); download or convert it again") from error
     return {name: value for name, value in values.items() if isinstance(value, str | int)}
 
 
@@ -124,8 +120,7 @@ def _tokenizer(file: Path, metadata: dict[str, str | int]) -> PreTrainedTokenize
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except (ValueError, KeyError, OSError, ImportError) as error:
         raise TercelError(
-            f"the tokenizer in {file} ({kind}) cannot be converted ({error}); "
-            "use the model's safetensors folder"
+            f"the tokenizer in {file} ({kind}) cannot be converted ({error}); use the model's safetensors folder"
         ) from error
     if kind != "gpt2":  # SentencePiece vocabularies need no pattern
         return tokenizer
@@ -151,9 +146,7 @@ def _model(file: Path) -> PreTrainedModel:
                 output_loading_info=True,
             )
     except (ValueError, KeyError, OSError, RuntimeError, ImportError) as error:
-        raise TercelError(
-            f"the model in {file} cannot be converted ({error}); use its safetensors folder"
-        ) from error
+        raise TercelError(f"the model in {file} cannot be converted ({error}); use its safetensors folder") from error
     model, loading = loaded
     if missing := sorted(loading["missing_keys"]):
         raise TercelError(

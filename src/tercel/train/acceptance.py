@@ -30,9 +30,7 @@ class Acceptance:
 
 
 @torch.no_grad()
-def simulate(
-    head: Eagle3Head, batches: Iterable[Batch], to_draft: torch.Tensor, objective: Objective
-) -> Acceptance:
+def simulate(head: Eagle3Head, batches: Iterable[Batch], to_draft: torch.Tensor, objective: Objective) -> Acceptance:
     """Measure greedy chain drafts against the text of `batches` (answers by the target itself)."""
     right = torch.zeros(objective.steps, dtype=torch.double)
     seen = torch.zeros(objective.steps, dtype=torch.double)

@@ -108,16 +108,12 @@ class _TTTAttention(torch.autograd.Function):
             weights, extra_weights = part.weights(*part.scores(), total)
             grad = part.group(grad_out[part.slice])
             row_term = delta[:, part.slice].reshape(kv, -1, 1)
-            d_scores = (weights * ((grad @ part.value.mT).to(lse.dtype) - row_term) * part.scale).to(
-                query.dtype
-            )
+            d_scores = (weights * ((grad @ part.value.mT).to(lse.dtype) - row_term) * part.scale).to(query.dtype)
             d_extra = (
                 extra_weights * ((grad[:, :, None] * part.extra_value).sum(-1).to(lse.dtype) - row_term)
             ) * part.scale
             d_extra = d_extra.to(query.dtype)
-            grad_query[part.slice] = part.ungroup(
-                d_scores @ part.key + (d_extra[..., None] * part.extra_key).sum(-2)
-            )
+            grad_query[part.slice] = part.ungroup(d_scores @ part.key + (d_extra[..., None] * part.extra_key).sum(-2))
             tokens = slice(piece.token_start, piece.token_end)
             grad_key[tokens] += (d_scores.mT @ part.query).transpose(0, 1)
             grad_value[tokens] += (weights.mT @ grad).transpose(0, 1)

@@ -130,10 +130,8 @@ class RunFolder:
             raise TercelError(f"{out} is not empty and holds no training run; choose another --out")
         if overwrite:
             shutil.rmtree(out)
-        elif not self.state.is_file():
-            raise TercelError(
-                f"{out} holds a head but no run to go on with; choose another --out, or --overwrite"
-            )
+        elif not self.state.is_file() and (out / "tercel.json").is_file():
+            raise TercelError(f"{out} holds a head but no run to go on with; choose another --out, or --overwrite")
 
     @property
     def last(self) -> Path:

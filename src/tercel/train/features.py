@@ -113,18 +113,14 @@ class FeatureSupply:
             encoded = Encoded(stored["features"], stored["hidden"])
         except (SafetensorError, OSError, KeyError):
             return None  # a damaged cache entry is made again
-        whole = len(encoded.features) == len(chat) and len(encoded.hidden) == int(
-            _before_supervised(chat).sum()
-        )
+        whole = len(encoded.features) == len(chat) and len(encoded.hidden) == int(_before_supervised(chat).sum())
         return encoded if whole else None
 
     def _write(self, chat: TokenizedChat, encoded: Encoded) -> None:
         file = self._file(chat)
         if file is not None:
             with atomic_file(file) as partial:
-                save_file(
-                    {"features": encoded.features.cpu(), "hidden": encoded.hidden.cpu().contiguous()}, partial
-                )
+                save_file({"features": encoded.features.cpu(), "hidden": encoded.hidden.cpu().contiguous()}, partial)
 
 
 def _before_supervised(chat: TokenizedChat) -> Tensor:

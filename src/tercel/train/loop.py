@@ -75,9 +75,7 @@ def train(
     stop_after: leave after this many optimizer steps in all, as an interruption would (the state is saved).
     Raises `TercelError` if the data does not fit the target or `out` belongs to another run.
     """
-    return _Run(target, chats, config, RunFolder(out), watcher, feature_cache, overwrite, data_names).run(
-        stop_after
-    )
+    return _Run(target, chats, config, RunFolder(out), watcher, feature_cache, overwrite, data_names).run(stop_after)
 
 
 class _Run:

@@ -103,9 +103,7 @@ class _FusedLoss(torch.autograd.Function):
         correct = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
         overlap = torch.empty(len(hidden) if with_overlap else 0, dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(
-            weight.shape if trains_weight else (0,), dtype=torch.float32, device=weight.device
-        )
+        grad_weight = torch.zeros(weight.shape if trains_weight else (0,), dtype=torch.float32, device=weight.device)
         for start in range(0, len(hidden), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
             logits = hidden[part] @ weight.T

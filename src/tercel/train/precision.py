@@ -20,9 +20,7 @@ class MasterWeights:
         self.master = master
         self.working = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
         self.pairs: list[tuple[nn.Parameter, nn.Parameter]] = (
-            []
-            if self.working is master
-            else list(zip(master.parameters(), self.working.parameters(), strict=True))
+            [] if self.working is master else list(zip(master.parameters(), self.working.parameters(), strict=True))
         )
 
     @torch.no_grad()

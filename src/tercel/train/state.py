@@ -54,9 +54,7 @@ def save_state(state: TrainState, path: Path) -> None:
         try:
             torch.save(vars(state), partial)
         except RuntimeError as error:  # how torch reports a full disk
-            raise TercelError(
-                f"saving the training state to {path} failed ({error}); is the disk full?"
-            ) from error
+            raise TercelError(f"saving the training state to {path} failed ({error}); is the disk full?") from error
 
 
 def load_state(path: Path, key: str) -> TrainState | None:
@@ -68,8 +66,10 @@ def load_state(path: Path, key: str) -> TrainState | None:
         return None
     try:
         state = TrainState(**torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # torch raises many kinds for a damaged file
-        raise TercelError(f"{path} cannot be read ({error}); delete it to start over") from error
+    except Exception as error:  # torch raises many kinds for a damaged file, with advice that is wrong here
+        raise TercelError(
+            f"{path} is damaged or no training state ({type(error).__name__}); delete it to start over"
+        ) from error
     if state.key != key:
         raise TercelError(
             f"{path.parent.parent} holds a run with other settings, data or target; "

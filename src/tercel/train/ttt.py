@@ -134,9 +134,7 @@ def training_time_test(
     return TTTResult(total, tuple(results), plan)
 
 
-def _labels(
-    batch: Batch, to_draft: Tensor, kind: LossKind, rows: Tensor, step: int, teacher_rows: Tensor
-) -> Tensor:
+def _labels(batch: Batch, to_draft: Tensor, kind: LossKind, rows: Tensor, step: int, teacher_rows: Tensor) -> Tensor:
     """Draft id `[R_s]` each row should say: the data's token for hard labels, else the target's argmax."""
     if kind == "hard":
         return to_draft[batch.tokens[predicted(rows, step)]]
@@ -157,8 +155,6 @@ def _row_weights(rows: Tensor, lengths: list[int], counts: Tensor, average: str)
     counted = counts.float()
     if average == "token":
         return counted / counted.sum().clamp(min=1)
-    sequence_of = torch.searchsorted(torch.cumsum(torch.tensor(lengths), 0), rows, right=True).to(
-        counts.device
-    )
+    sequence_of = torch.searchsorted(torch.cumsum(torch.tensor(lengths), 0), rows, right=True).to(counts.device)
     of_sequence = torch.zeros(len(lengths), device=counts.device).index_add_(0, sequence_of, counted)
     return counted / of_sequence.clamp(min=1)[sequence_of] / len(lengths)
