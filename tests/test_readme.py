@@ -81,6 +81,7 @@ COMMANDS = [
     for arguments in tercel_commands(line)
 ]
 SCRIPTS = [block.script for block in blocks(README.read_text("utf-8")) if block.run]
+PYTHON = re.findall(r"<!-- run -->\s*\n```python\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def marked(script: str) -> list[pytest.MarkDecorator]:
@@ -101,16 +102,28 @@ def test_commands_are_what_the_command_line_takes(
 
 @pytest.mark.parametrize("script", [pytest.param(s, marks=marked(s), id=s.split("\n")[0]) for s in SCRIPTS])
 def test_blocks_to_be_run(script: str, tmp_path: Path) -> None:
+    succeeds(["bash", "-euo", "pipefail", "-c", script], tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("script", PYTHON)
+def test_python_to_be_run(script: str, tmp_path: Path) -> None:
+    assert len(succeeds([sys.executable, "-c", script], tmp_path).split()) > 10
+
+
+def succeeds(command: list[str], folder: Path) -> str:
+    """Run a command as a user would, in an empty folder; returns what it printed."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path,
+        command,
+        cwd=folder,
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 SAMPLE = """

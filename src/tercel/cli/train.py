@@ -127,7 +127,7 @@ def command(
                 watcher=progress,
                 feature_cache=feature_cache,
                 overwrite=overwrite,
-                data_names=data,
+                data_names=[Path(name).name if Path(name).exists() else name for name in data],
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
