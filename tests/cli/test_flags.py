@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
+import torch
 
-from tercel.cli.models import CHAIN_DEPTH, TREE_DEPTH, tree_shape
+from tercel.cli.models import CHAIN_DEPTH, tree_shape
 from tercel.cli.options import DraftKind, DraftOptions, SamplingOptions, parse_logit_bias
 from tercel.cli.train import TrainFlags, parse_layers
 from tercel.decode.eagle3 import TreeShape
@@ -30,10 +31,12 @@ def test_sampling_flags_are_the_settings_of_sampling() -> None:
 
 
 def test_draft_flags_are_the_shape_of_the_tree() -> None:
-    assert tree_shape(DraftOptions()) == TreeShape()
-    assert tree_shape(DraftOptions(draft=DraftKind.chain)) == TreeShape.chain(CHAIN_DEPTH)
-    assert tree_shape(DraftOptions(draft=DraftKind.chain, draft_depth=2)) == TreeShape.chain(2)
-    assert tree_shape(DraftOptions(draft_top_k=3, draft_nodes=9)) == TreeShape(3, TREE_DEPTH, 9)
+    cpu = torch.device("cpu")
+    assert tree_shape(DraftOptions(), cpu) == TreeShape.for_device(cpu)
+    assert tree_shape(DraftOptions(), torch.device("cuda")) == TreeShape(10, 8, 60)  # the paper's
+    assert tree_shape(DraftOptions(draft=DraftKind.chain), cpu) == TreeShape.chain(CHAIN_DEPTH)
+    assert tree_shape(DraftOptions(draft=DraftKind.chain, draft_depth=2), cpu) == TreeShape.chain(2)
+    assert tree_shape(DraftOptions(draft_top_k=3, draft_depth=2, draft_nodes=9), cpu) == TreeShape(3, 2, 9)
 
 
 def test_lists_in_flags() -> None:

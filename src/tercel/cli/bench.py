@@ -106,7 +106,7 @@ def make_methods(
         elif name == "transformers":
             methods[name] = TransformersMethod(target)
         elif model is not None:
-            methods[name] = EngineMethod(Engine(target, Eagle3(model, target, tree_shape(options))))
+            methods[name] = EngineMethod(Engine(target, Eagle3(model, target, tree_shape(options, target.device))))
     return methods
 
 

@@ -59,7 +59,7 @@ def command(
     params = SamplingParams(max_new_tokens=max_new_tokens)
     engines = {
         "token by token": Engine(loaded, Vanilla()),
-        "EAGLE-3": Engine(loaded, Eagle3(draft_model, loaded, tree_shape(draft))),
+        "EAGLE-3": Engine(loaded, Eagle3(draft_model, loaded, tree_shape(draft, loaded.device))),
     }
     console.print(LEGEND)
     for question in load_task(f"{DEMO}:{STREAMED}", ()).questions:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tercel.draft import DraftModel
     from tercel.target.model import Target
 
-TREE_DEPTH, CHAIN_DEPTH = 6, 4
+CHAIN_DEPTH = 4
 
 
 def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Target:
@@ -50,7 +50,7 @@ def open_head(name: str | None, target: Target, options: DraftOptions) -> DraftM
     return load_draft(name, target, force=options.force_head)
 
 
-def tree_shape(options: DraftOptions) -> TreeShape:
+def tree_shape(options: DraftOptions, device: torch.device) -> TreeShape:
     """The shape of the draft that the options ask for. Raises `TercelError` for `--draft none`."""
     from tercel.decode.eagle3 import TreeShape
 
@@ -58,7 +58,12 @@ def tree_shape(options: DraftOptions) -> TreeShape:
         raise TercelError("--draft none drafts nothing, so there is nothing to compare; give tree or chain")
     if options.draft is DraftKind.chain:
         return TreeShape.chain(options.draft_depth or CHAIN_DEPTH)
-    return TreeShape(top_k=options.draft_top_k, depth=options.draft_depth or TREE_DEPTH, nodes=options.draft_nodes)
+    usual = TreeShape.for_device(device)
+    return TreeShape(
+        top_k=options.draft_top_k or usual.top_k,
+        depth=options.draft_depth or usual.depth,
+        nodes=options.draft_nodes or usual.nodes,
+    )
 
 
 def open_proposer(head: str | None, target: Target, options: DraftOptions) -> Proposer:
@@ -68,7 +73,7 @@ def open_proposer(head: str | None, target: Target, options: DraftOptions) -> Pr
 
     if options.draft is DraftKind.none:
         return Vanilla()
-    return Eagle3(open_head(head, target, options), target, tree_shape(options))
+    return Eagle3(open_head(head, target, options), target, tree_shape(options, target.device))
 
 
 def pick_device() -> str:

@@ -95,17 +95,28 @@ class DraftOptions:
         typer.Option(
             min=1,
             help="Tokens drafted one after another.",
-            show_default="6 for a tree, 4 for a chain",
+            show_default="of a tree 3 on a CPU, else 8; of a chain 4",
             rich_help_panel=_DRAFT,
         ),
     ] = None
     draft_top_k: Annotated[
-        int, typer.Option(min=1, help="Branches of a node, nodes of a level.", rich_help_panel=_DRAFT)
-    ] = 8
+        int | None,
+        typer.Option(
+            min=1,
+            help="Branches of a node, nodes of a level.",
+            show_default="6 on a CPU, else 10",
+            rich_help_panel=_DRAFT,
+        ),
+    ] = None
     draft_nodes: Annotated[
-        int,
-        typer.Option(min=2, help="Nodes of a tree that are verified, root included.", rich_help_panel=_DRAFT),
-    ] = 32
+        int | None,
+        typer.Option(
+            min=2,
+            help="Nodes of a tree that are verified, root included.",
+            show_default="10 on a CPU, else 60",
+            rich_help_panel=_DRAFT,
+        ),
+    ] = None
     force_head: Annotated[
         bool,
         typer.Option(

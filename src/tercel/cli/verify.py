@@ -65,7 +65,7 @@ def command(
     asked = parse_tasks(tasks, tuple(data_dir or ()))
     loaded = open_target(target, model, exact=True)
     draft_model = open_head(head, loaded, draft)
-    drafted = Engine(loaded, Eagle3(draft_model, loaded, tree_shape(draft)), slots=slots)
+    drafted = Engine(loaded, Eagle3(draft_model, loaded, tree_shape(draft, loaded.device)), slots=slots)
     vanilla = Engine(loaded, Vanilla(), slots=slots)
     prompts = [p for p in first_prompts(loaded.tokenizer, asked) if len(p.tokens) < loaded.context_length]
     greedy = sampled = None

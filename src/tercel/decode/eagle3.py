@@ -31,9 +31,9 @@ from tercel.target.model import Target, TargetOutput
 class TreeShape:
     """top_k children a node and frontier width `K`; depth: deepest level; nodes: tree size `N`, root included."""
 
-    top_k: int = 8
-    depth: int = 6
-    nodes: int = 32
+    top_k: int
+    depth: int
+    nodes: int
 
     def __post_init__(self) -> None:
         if self.top_k < 1 or self.depth < 1 or self.nodes < 2:
@@ -41,6 +41,12 @@ class TreeShape:
                 f"a draft tree needs top-k and depth of at least 1 and 2 nodes, not {self.top_k}, {self.depth} "
                 f"and {self.nodes}"
             )
+
+    @classmethod
+    def for_device(cls, device: torch.device) -> TreeShape:
+        """The paper's tree (for an 8 B model) where 60 nodes cost about what one does; on a CPU every node costs,
+        and there a small one was the fastest of those tried (`bench/step_cost.py`, docs/log.md)."""
+        return cls(6, 3, 10) if device.type == "cpu" else cls(10, 8, 60)
 
     @classmethod
     def chain(cls, depth: int) -> TreeShape:
@@ -114,7 +120,7 @@ class Eagle3:
 
     def __init__(self, draft: DraftModel, target: Target, shape: TreeShape | None = None) -> None:
         self.draft = draft
-        self.shape = shape or TreeShape()
+        self.shape = shape or TreeShape.for_device(target.device)
         self.target = target
         self.feature_layers = draft.head.config.feature_layers
         self.max_nodes = self.shape.nodes
