@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tercel.errors import TercelError
+from tercel.target.attention import use_grouped_attention
 from tercel.target.cache import TargetCache
 from tercel.target.capabilities import TreeSupport, probe_tree_support
 from tercel.target.masks import additive, causal_block, slot_positions, visible_slots, within_window
@@ -57,6 +58,7 @@ class Target:
     """A frozen causal language model with hooks for its features, and what a head needs to know of it."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, source: Source) -> None:
+        use_grouped_attention(model)
         self.model = model
         self._tokenizer = tokenizer
         self.source = source
