@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tercel.cli.answer import LEGEND, ColouredText
-from tercel.cli.bench import make_methods, run_with_bar
+from tercel.cli.bench import make_methods, notes, run_with_bar
 from tercel.cli.consoles import result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_head, open_target, tree_shape
@@ -71,6 +71,8 @@ def command(
     report = run_with_bar(loaded, methods, (load_task(f"{DEMO}:{questions}", ()),), settings)
     console.print()
     console.print(bench_table(report))
+    for line in (*notes(report), ""):
+        console.print(Text(line), soft_wrap=True)
     for line in write_results(console, report, out):
         console.print(Text(line), soft_wrap=True)
     console.print(
