@@ -289,3 +289,16 @@ def test_a_frozen_output_layer_stays_the_targets(tmp_path, size):
     assert len(model.vocabulary) == (size or target.vocab_size)
     assert torch.equal(model.head.lm_head.weight, rows.to(torch.bfloat16).float())
     assert not torch.equal(model.head.norm.weight, torch.ones_like(model.head.norm.weight))
+
+
+def test_a_run_may_begin_with_another_runs_head(tmp_path, whole):
+    first = load_head(whole)
+    run(tmp_path / "more", replace(SMALL, start_from=str(whole), lr=1e-9, warmup=0.0, epochs=1))
+    more = load_head(tmp_path / "more" / "last")
+    assert torch.equal(more.vocabulary.ids, first.vocabulary.ids)
+    for name, weights in more.head.named_parameters():  # a learning rate of nothing leaves it where it began
+        torch.testing.assert_close(weights, first.head.get_parameter(name), rtol=1e-2, atol=1e-5)
+    with pytest.raises(TercelError, match=r"feature_layers .*leave out --start-from"):
+        run(tmp_path / "other", replace(SMALL, start_from=str(whole), feature_layers=(1, 4, 5)))
+    with pytest.raises(TercelError, match="there is no head"):
+        run(tmp_path / "none", replace(SMALL, start_from=str(tmp_path / "nowhere")))

@@ -64,6 +64,7 @@ class TrainFlags:
     freeze_lm_head: Annotated[bool, _flag("Keep the target's output layer (paper's text).", _HEAD)] = False
     fc_norm: Annotated[bool, _flag("Norm each feature first (EAGLE-3.1).", _HEAD)] = False
     norm_output: Annotated[bool, _flag("Feed back the normed hidden (EAGLE-3.1).", _HEAD)] = False
+    start_from: Annotated[str, _flag("Begin with the weights of this head.", _RUN, metavar="HEAD")] = ""
     seed: Annotated[int, _flag("Of initialisation and data order.", _RUN)] = 0
     eval_share: Annotated[float, _flag("Share of the conversations held out.", _RUN)] = 0.02
     eval_every: Annotated[int, _flag("Steps between evaluations.", _RUN)] = 100

@@ -22,6 +22,8 @@ class TrainConfig:
     batch_tokens: packed tokens of one optimizer step's micro-batch; accumulate: micro-batches a step.
     lr: peak of a linear warm-up (share `warmup` of all steps) and a cosine down to `final_lr` of it.
     ttt_steps: `S`; decay: weight of step `s` is `decay^s` (0: the plain mean of the paper's formula).
+    start_from: a head (folder, or name of a target with a shipped one) whose weights and draft vocabulary this run
+    begins with, under a schedule of its own.
     freeze_lm_head: keep the target's output rows as they are, as in the paper's text (with draft_vocab 0: its whole
     output layer); otherwise they are only the start.
     draft_vocab: `W` (0: the target's whole vocabulary).
@@ -47,6 +49,7 @@ class TrainConfig:
     freeze_lm_head: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    start_from: str = ""
     seed: int = 0
     eval_share: float = 0.02
     eval_every: int = 100

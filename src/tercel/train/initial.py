@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from tercel.chat.conversation import TokenizedChat
-from tercel.draft import DraftVocabulary, Eagle3Head
+from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head
+from tercel.errors import TercelError
 from tercel.target.model import Target
 
 SAMPLE_CHATS = 8
@@ -40,3 +41,19 @@ def initialise_from_target(
     scale = torch.stack(sizes).median(0).values.clamp(min=1e-6)
     for block, size in zip(head.fc.weight.chunk(len(layers), dim=1), scale.tolist(), strict=True):
         block.normal_(std=1.0 / (size * head.fc.in_features**0.5))
+
+
+@torch.no_grad()
+def initialise_from_head(head: Eagle3Head, origin: DraftModel) -> None:
+    """Give the head the weights of another run's.
+
+    Raises `TercelError` for the first setting in which the two are not the same kind of head.
+    """
+    ours, theirs = head.config.to_dict(), origin.head.config.to_dict()
+    for name, value in ours.items():
+        if value != theirs[name]:
+            raise TercelError(
+                f"{origin.path} has {name} {theirs[name]}, but this run asks for {value}; "
+                "give the same head settings, or leave out --start-from"
+            )
+    head.load_state_dict(origin.head.state_dict())

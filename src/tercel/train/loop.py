@@ -19,16 +19,18 @@ from tercel.draft import (
     HeadConfig,
     HeadInfo,
     TargetIdentity,
+    load_head,
     save_head,
 )
 from tercel.errors import TercelError
+from tercel.heads import resolve_head
 from tercel.target.model import Target, default_feature_layers
 from tercel.train.acceptance import Acceptance, simulate
 from tercel.train.batches import Split, data_digest, plan_batches, split, supervised_counts, usable
 from tercel.train.card import model_card
 from tercel.train.config import RunFolder, TrainConfig
 from tercel.train.features import FeatureSupply
-from tercel.train.initial import initialise_from_target
+from tercel.train.initial import initialise_from_head, initialise_from_target
 from tercel.train.journal import Journal
 from tercel.train.precision import MasterWeights
 from tercel.train.state import TrainState, load_state, save_state, uninterrupted
@@ -95,8 +97,13 @@ class _Run:
         chats = usable(chats, config.max_length, target.vocab_size)
         self.data: Split = split(chats, config.eval_share)
         counts = supervised_counts(self.data.train, target.vocab_size)
-        self.vocabulary = DraftVocabulary.most_frequent(
-            counts, config.draft_vocab or target.vocab_size, always=target.eos_token_ids
+        origin = load_head(resolve_head(config.start_from, config.start_from)) if config.start_from else None
+        self.vocabulary = (
+            origin.vocabulary
+            if origin is not None
+            else DraftVocabulary.most_frequent(
+                counts, config.draft_vocab or target.vocab_size, always=target.eos_token_ids
+            )
         )
         self.coverage = self.vocabulary.coverage(counts)
         self.supervised_tokens = int(counts.sum())
@@ -104,7 +111,10 @@ class _Run:
         self.journal = Journal(folder.metrics)
         torch.manual_seed(config.seed)
         head = self._new_head().to(target.device)
-        initialise_from_target(head, target, self.vocabulary, self.data.train)
+        if origin is not None:
+            initialise_from_head(head, origin)
+        else:
+            initialise_from_target(head, target, self.vocabulary, self.data.train)
         head.lm_head.requires_grad_(not config.freeze_lm_head)
         self.weights = MasterWeights(head, target.dtype)
         self.optimizer = torch.optim.AdamW(
