@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from tercel.decode.sampling import TokenHistory
 from tercel.errors import TercelError
@@ -35,6 +35,28 @@ class Divergence:
     gap: float
     noise: float
     verdict: Verdict
+
+
+@dataclass(frozen=True)
+class SameText:
+    """Answers compared with token-by-token decoding, each up to its first divergence."""
+
+    sequences: int
+    tokens: int
+    divergences: tuple[Divergence, ...]
+
+    @property
+    def ok(self) -> bool:
+        """No divergence but what rounding explains."""
+        return all(divergence.verdict == "numerical" for divergence in self.divergences)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sequences": self.sequences,
+            "tokens": self.tokens,
+            "divergences": [asdict(divergence) for divergence in self.divergences],
+            "ok": self.ok,
+        }
 
 
 def require_prompts(prompts: Sequence[Prompt]) -> None:

@@ -7,7 +7,7 @@ is excused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from tercel.measure.divergence import (
     BATCH,
     Divergence,
     Progress,
+    SameText,
     first_difference,
     history_of,
     require_prompts,
@@ -30,28 +31,13 @@ from tercel.target.model import Target
 
 
 @dataclass(frozen=True)
-class GreedyCheck:
-    """sequences, tokens: how many were compared, each sequence up to its first divergence. accepted: draft
-    tokens that the drafted answers took over; with few of them the check says little."""
+class GreedyCheck(SameText):
+    """Greedy answers. accepted: draft tokens that the drafted answers took over; with few the check says little."""
 
-    sequences: int
-    tokens: int
     accepted: int
-    divergences: tuple[Divergence, ...]
-
-    @property
-    def ok(self) -> bool:
-        """No divergence but what rounding explains."""
-        return all(divergence.verdict == "numerical" for divergence in self.divergences)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "sequences": self.sequences,
-            "tokens": self.tokens,
-            "accepted": self.accepted,
-            "divergences": [asdict(divergence) for divergence in self.divergences],
-            "ok": self.ok,
-        }
+        return {**super().to_json(), "accepted": self.accepted}
 
 
 @torch.no_grad()
@@ -82,7 +68,7 @@ def check_greedy(
             if at is not None:
                 divergences.append(judge_greedy(target, prompt, ours.tokens, theirs.tokens, at, params))
         progress(start + len(batch), len(prompts))
-    return GreedyCheck(len(prompts), tokens, accepted, tuple(divergences))
+    return GreedyCheck(len(prompts), tokens, tuple(divergences), accepted)
 
 
 def judge_greedy(

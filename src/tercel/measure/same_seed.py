@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tercel.decode.sampling import RandomStream, SamplingParams, target_distribution
 from tercel.decode.types import GenerationResult, Request
-from tercel.measure.divergence import Divergence, first_difference, history_of
+from tercel.measure.divergence import Divergence, SameText, first_difference, history_of
 from tercel.measure.rounding import run_shapes
 from tercel.measure.tasks import Prompt
 from tercel.target.model import Target
 
 
 @dataclass(frozen=True)
-class SameSeedCheck:
-    """Sampled answers compared with token-by-token decoding of the same seed, token by token."""
-
-    sequences: int
-    tokens: int
-    divergences: tuple[Divergence, ...]
-
-    @property
-    def ok(self) -> bool:
-        return all(divergence.verdict == "numerical" for divergence in self.divergences)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "sequences": self.sequences,
-            "tokens": self.tokens,
-            "divergences": [asdict(divergence) for divergence in self.divergences],
-            "ok": self.ok,
-        }
+class SameSeedCheck(SameText):
+    """Sampled answers, each against the one that token-by-token decoding gives with the same seed."""
 
 
 class SameSeed:
