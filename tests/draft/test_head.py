@@ -172,3 +172,48 @@ def head_for(target) -> HeadConfig:
 def test_impossible_heads_are_refused(wrong, words):
     with pytest.raises(TercelError, match=words):
         tiny_head_config(**wrong)
+
+
+def test_the_normed_hidden_can_be_the_residual():
+    plain = tiny_head(tiny_head_config())
+    other = Eagle3Head(tiny_head_config(norm_before_residual=True))
+    other.load_state_dict(plain.state_dict())
+    hidden, attended = torch.randn(2, 16), torch.randn(2, 32)
+    normed = rms(hidden, plain.midlayer.hidden_norm.weight)
+    torch.testing.assert_close(other.finish(hidden, attended), plain.finish(normed, attended))
+
+
+def test_features_can_be_normed_together():
+    head = tiny_head(tiny_head_config(norm_before_fc=True))
+    features = torch.randn(3, 48)
+    wanted = rms(features, head.input_norm.weight) @ head.fc.weight.T
+    torch.testing.assert_close(head.fuse(features), wanted)
+    with pytest.raises(TercelError, match="not both"):
+        tiny_head_config(norm_before_fc=True, fc_norm=True)
+
+
+def test_projections_can_have_biases_which_start_at_zero():
+    head = Eagle3Head(tiny_head_config(attention_bias=True))
+    names = {name for name, _ in head.named_parameters() if name.endswith("bias")}
+    assert names == {f"midlayer.self_attn.{p}_proj.bias" for p in "qkvo"}
+    assert all(not p.any() for name, p in head.named_parameters() if name.endswith("bias"))
+
+
+def test_a_head_of_the_targets_width_can_have_embeddings_of_its_own():
+    assert tiny_head(tiny_head_config(own_embeddings=True)).embed_tokens.weight.shape == (128, 16)
+    assert not hasattr(tiny_head(tiny_head_config()), "embed_tokens")
+
+
+def test_a_head_that_names_no_layers_takes_the_engines_default_of_its_target():
+    loose = tiny_head_config(target_num_layers=None, feature_layers=())
+    assert loose.num_features == 3
+    assert Eagle3Head(loose).fc.in_features == 48
+    assert loose.placed(30).feature_layers == (2, 15, 27)
+    assert tiny_head_config(target_num_layers=None, feature_layers=(1, 9)).placed(10).target_num_layers == 10
+
+
+def test_a_head_is_not_placed_beside_a_target_it_does_not_fit():
+    with pytest.raises(TercelError, match="feature layer 9 is out of range for a target of 8 layers"):
+        tiny_head_config(target_num_layers=None, feature_layers=(1, 9)).placed(8)
+    with pytest.raises(TercelError, match="for a target of 8 layers, not of 9"):
+        tiny_head_config().placed(9)

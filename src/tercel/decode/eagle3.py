@@ -63,8 +63,7 @@ class HeadState:
         self.output = torch.empty(0)  # [B, H]: of each row's newest entry, which predicts the root's children
 
     def embed(self, tokens: Tensor) -> Tensor:
-        own = self.head.config.hidden_size != self.head.config.target_hidden_size
-        return self.head.embed_tokens(tokens) if own else self.target.embed(tokens)
+        return self.head.embed_tokens(tokens) if self.head.config.own_embeddings else self.target.embed(tokens)
 
     def extend(self, cache: TargetCache, layers: Sequence[Tensor], tokens: Tensor, counts: list[int]) -> Tensor:
         """Write entries of committed tokens: true features `[B, T, Ht]` a layer, the tokens after them `[B, T]`; of

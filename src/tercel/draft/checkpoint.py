@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tercel.draft.config import HeadConfig
+from tercel.draft.config import HeadConfig, engine_default_layers
 from tercel.draft.head import Eagle3Head
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.errors import TercelError
@@ -47,14 +47,28 @@ class HeadInfo:
 
 
 @dataclass(frozen=True)
+class Convention:
+    """Something that formats disagree on: what holds for this head, and where that was read."""
+
+    name: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True)
 class DraftModel:
-    """A head with its vocabulary and its history: what everything that takes a HEAD works with."""
+    """A head with its vocabulary and its history: what everything that takes a HEAD works with.
+
+    format: who wrote the files; conventions: how they were read (empty for a head of this package).
+    """
 
     head: Eagle3Head
     vocabulary: DraftVocabulary
     info: HeadInfo
     path: Path | None = None
     warnings: tuple[str, ...] = ()
+    format: str = "tercel"
+    conventions: tuple[Convention, ...] = ()
 
 
 def save_head(
@@ -115,17 +129,18 @@ def public_config(c: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
         "max_position_embeddings": c.max_position_embeddings,
         "rope_parameters": c.rope_parameters,
         "rope_theta": c.rope_parameters["rope_theta"],
-        "attention_bias": False,
+        "attention_bias": c.attention_bias,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        "norm_before_residual": False,
+        "norm_before_residual": c.norm_before_residual,
+        "norm_before_fc": c.norm_before_fc,
         "fc_norm": c.fc_norm,
         "norm_output": c.norm_output,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
     if c.rope_parameters.get("rope_type", "default") != "default":
         config["rope_scaling"] = c.rope_parameters
-    default = (2, c.target_num_layers // 2, c.target_num_layers - 3)
+    default = () if c.target_num_layers is None else engine_default_layers(c.target_num_layers)
     if c.feature_layers != default:  # engines assume the default; only then do they agree on what an id means
         config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(c.feature_layers)}
     return config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -18,18 +18,24 @@ _SIZES = (
     "head_dim",
     "vocab_size",
     "draft_vocab_size",
-    "target_num_layers",
     "max_position_embeddings",
 )
+_FLAGS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "attention_bias", "own_embeddings")
 
 
 @dataclass(frozen=True)
 class HeadConfig:
     """Sizes and conventions of an EAGLE-3 head (spec sections 1, 2 and 6).
 
-    feature_layers: ids as *input of decoder layer i*, low to high.
+    target_num_layers: None if the files of a head made elsewhere do not say it.
+    feature_layers: ids as *input of decoder layer i*, low to high; empty for what engines take by default, which
+    depends on the target's depth (`placed` fills it in).
     fc_norm: an RMSNorm for each captured layer before `fc` (EAGLE-3.1).
     norm_output: feed back the normed hidden instead of the residual stream (EAGLE-3.1).
+    norm_before_residual: the layer's residual is the normed hidden (a flag of speculators and vLLM).
+    norm_before_fc: one RMSNorm over all captured layers together before `fc` (speculators).
+    attention_bias: the attention's projections have biases.
+    own_embeddings: the head has token embeddings of its own; so has every head of another width than its target.
     """
 
     hidden_size: int
@@ -40,21 +46,27 @@ class HeadConfig:
     head_dim: int
     vocab_size: int
     draft_vocab_size: int
-    target_num_layers: int
+    target_num_layers: int | None
     feature_layers: tuple[int, ...]
     rms_norm_eps: float = 1e-5
     rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_position_embeddings: int = 2048
     fc_norm: bool = False
     norm_output: bool = False
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    attention_bias: bool = False
+    own_embeddings: bool = False
 
     def __post_init__(self) -> None:
         for name in _SIZES:
             _check_size(name, getattr(self, name))
+        if self.target_num_layers is not None:
+            _check_size("target_num_layers", self.target_num_layers)
         _check_rope(self.rope_parameters)
         if not isinstance(self.rms_norm_eps, float) or not 0 < self.rms_norm_eps < 1:
             raise TercelError(f"rms_norm_eps of a head must be a small positive number, not {self.rms_norm_eps!r}")
-        for name in ("fc_norm", "norm_output"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise TercelError(f"{name} of a head must be true or false, not {getattr(self, name)!r}")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -67,17 +79,38 @@ class HeadConfig:
             raise TercelError(
                 f"draft_vocab_size {self.draft_vocab_size} exceeds the target's vocabulary of {self.vocab_size}"
             )
+        if self.fc_norm and self.norm_before_fc:
+            raise TercelError("a head norms its features one by one (fc_norm) or together (norm_before_fc), not both")
+        if self.hidden_size != self.target_hidden_size and not self.own_embeddings:
+            object.__setattr__(self, "own_embeddings", True)  # the target's do not fit
         self._check_feature_layers()
 
     def _check_feature_layers(self) -> None:
-        if not self.feature_layers:
+        depth = self.target_num_layers
+        if depth is not None and not self.feature_layers:
             raise TercelError("a head needs at least one feature layer")
-        wrong = [i for i in self.feature_layers if type(i) is not int or not 0 <= i < self.target_num_layers]
+        wrong = [i for i in self.feature_layers if type(i) is not int or i < 0 or (depth is not None and i >= depth)]
         if wrong:
+            known = "" if depth is None else f" for a target of {depth} layers (0..{depth - 1})"
             raise TercelError(
-                f"feature layer {wrong[0]!r} is out of range for a target of {self.target_num_layers} layers "
-                f"(0..{self.target_num_layers - 1}); ids mean the input of a layer"
+                f"feature layer {wrong[0]!r} is out of range{known}; ids mean the input of a layer"
             )
+
+    @property
+    def num_features(self) -> int:
+        """How many layers are captured."""
+        return len(self.feature_layers) or 3
+
+    def placed(self, num_layers: int) -> HeadConfig:
+        """This head beside a target of `num_layers` layers: with its feature layers, where the files left them to
+        the engines' default.
+
+        Raises `TercelError` if a layer is out of range, or the head is for a target of another depth.
+        """
+        if self.target_num_layers not in (None, num_layers):
+            raise TercelError(f"the head is for a target of {self.target_num_layers} layers, not of {num_layers}")
+        layers = self.feature_layers or engine_default_layers(num_layers)
+        return replace(self, target_num_layers=num_layers, feature_layers=layers)
 
     @classmethod
     def for_target(
@@ -125,6 +158,11 @@ class HeadConfig:
                 "feature_layers": tuple(values["feature_layers"]),
             }
         )
+
+
+def engine_default_layers(num_layers: int) -> tuple[int, ...]:
+    """What vLLM and SGLang capture if a head names no layers: the inputs of layers `2`, `L//2`, `L-3`."""
+    return (2, num_layers // 2, num_layers - 3)
 
 
 def _check_size(name: str, value: object) -> None:

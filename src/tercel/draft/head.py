@@ -55,10 +55,11 @@ class Attention(nn.Module):
 
     def __init__(self, c: HeadConfig) -> None:
         super().__init__()
-        self.q_proj = nn.Linear(2 * c.hidden_size, c.num_attention_heads * c.head_dim, bias=False)
-        self.k_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
-        self.v_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
-        self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
+        query, key, bias = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim, c.attention_bias
+        self.q_proj = nn.Linear(2 * c.hidden_size, query, bias=bias)
+        self.k_proj = nn.Linear(2 * c.hidden_size, key, bias=bias)
+        self.v_proj = nn.Linear(2 * c.hidden_size, key, bias=bias)
+        self.o_proj = nn.Linear(query, c.hidden_size, bias=bias)
 
 
 class MLP(nn.Module):
@@ -101,16 +102,17 @@ class Eagle3Head(nn.Module):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         c = self.config = config
-        width = len(c.feature_layers) * c.target_hidden_size
+        width = c.num_features * c.target_hidden_size
         self.fc = nn.Linear(width, c.hidden_size, bias=False)
         self.fc_norm = nn.ModuleList(
-            [RMSNorm(c.target_hidden_size, c.rms_norm_eps) for _ in c.feature_layers] if c.fc_norm else []
+            [RMSNorm(c.target_hidden_size, c.rms_norm_eps) for _ in range(c.num_features)] if c.fc_norm else []
         )
+        if c.norm_before_fc:
+            self.input_norm = RMSNorm(width, c.rms_norm_eps)
         self.midlayer = MidLayer(c)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, bias=False)
-        if c.hidden_size != c.target_hidden_size:
-            # the target's embeddings do not fit a head of another width: it carries its own
+        if c.own_embeddings:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self.rotary = Rotary(
             LlamaConfig(
@@ -131,6 +133,8 @@ class Eagle3Head(nn.Module):
                 nn.init.normal_(parameter, std=std)
             elif "norm" in name:
                 nn.init.ones_(parameter)
+            else:  # biases
+                nn.init.zeros_(parameter)
 
     @property
     def device(self) -> torch.device:
@@ -146,8 +150,10 @@ class Eagle3Head(nn.Module):
     def fuse(self, features: Tensor) -> Tensor:
         """`[.., n*Ht]` (residual streams, low to high) to the hidden of step 0, `[.., H]`."""
         if self.config.fc_norm:
-            parts = features.chunk(len(self.config.feature_layers), dim=-1)
+            parts = features.chunk(self.config.num_features, dim=-1)
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        if self.config.norm_before_fc:
+            features = self.input_norm(features)
         return self.fc(features)
 
     def project(self, embedding: Tensor, hidden: Tensor, positions: Tensor) -> Projected:
@@ -171,7 +177,8 @@ class Eagle3Head(nn.Module):
     def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """hidden `[.., H]`, attended `[.., q*D]` to the layer's output `[.., H]`, before the final norm."""
         layer = self.midlayer
-        hidden = hidden + layer.self_attn.o_proj(attended)
+        residual = layer.hidden_norm(hidden) if self.config.norm_before_residual else hidden
+        hidden = residual + layer.self_attn.o_proj(attended)
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def feedback(self, output: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ def head_cost(c: HeadConfig, tensors: tuple[TensorFact, ...]) -> HeadCost:
     return HeadCost(
         drafted_macs=attention + mlp + c.hidden_size * c.draft_vocab_size,
         context_macs=2 * query,
-        fuse_macs=len(c.feature_layers) * c.target_hidden_size * c.hidden_size,
+        fuse_macs=c.num_features * c.target_hidden_size * c.hidden_size,
         kv_bytes=2 * key * width,
         weight_bytes=sum(t.bytes for t in tensors),
     )

@@ -59,13 +59,12 @@ class FeatureSupply:
         teacher_row[before] = torch.arange(int(before.sum()))
         hidden = torch.cat([e.hidden for e in encoded]).to(device)
         tokens = tokens.to(device)
-        own = self.head.config.hidden_size != self.head.config.target_hidden_size
         return Batch(
             tokens=tokens,
             lengths=[len(c.tokens) for c in chats],
             supervised=supervised,
             features=torch.cat([e.features for e in encoded]).to(device),
-            embeddings=self.head.embed_tokens(tokens) if own else self.target.embed(tokens),
+            embeddings=self.head.embed_tokens(tokens) if self.head.config.own_embeddings else self.target.embed(tokens),
             teacher=Teacher.of(self.target, hidden, self.vocabulary, self.to_draft),
             teacher_row=teacher_row.to(device),
         )

@@ -43,17 +43,26 @@ def initialise_from_target(
         block.normal_(std=1.0 / (size * head.fc.in_features**0.5))
 
 
-@torch.no_grad()
-def initialise_from_head(head: Eagle3Head, origin: DraftModel) -> None:
-    """Give the head the weights of another run's.
+def head_from(
+    origin: DraftModel, target: Target, *, feature_layers: tuple[int, ...] = (), fc_norm: bool, norm_output: bool
+) -> Eagle3Head:
+    """A copy of another run's head to go on with, of whatever kind it is.
 
-    Raises `TercelError` for the first setting in which the two are not the same kind of head.
+    Raises `TercelError` if it does not fit the target, or is not what the run's own settings ask for.
     """
-    ours, theirs = head.config.to_dict(), origin.head.config.to_dict()
-    for name, value in ours.items():
-        if value != theirs[name]:
+    config = origin.head.config.placed(target.num_layers)
+    wanted: dict[str, object] = {"target_hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    wanted |= {"feature_layers": feature_layers} if feature_layers else {}
+    wanted |= {"fc_norm": True} if fc_norm else {}
+    wanted |= {"norm_output": True} if norm_output else {}
+    found = config.to_dict()
+    for name, value in wanted.items():
+        theirs = tuple(found[name]) if isinstance(found[name], list) else found[name]
+        if theirs != value:
             raise TercelError(
-                f"{origin.path} has {name} {theirs[name]}, but this run asks for {value}; "
+                f"{origin.path} has {name} {theirs}, but this run asks for {value}; "
                 "give the same head settings, or leave out --start-from"
             )
+    head = Eagle3Head(config)
     head.load_state_dict(origin.head.state_dict())
+    return head

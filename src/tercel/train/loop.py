@@ -30,7 +30,7 @@ from tercel.train.batches import Split, data_digest, plan_batches, split, superv
 from tercel.train.card import model_card
 from tercel.train.config import RunFolder, TrainConfig
 from tercel.train.features import FeatureSupply
-from tercel.train.initial import initialise_from_head, initialise_from_target
+from tercel.train.initial import head_from, initialise_from_target
 from tercel.train.journal import Journal
 from tercel.train.precision import MasterWeights
 from tercel.train.state import TrainState, load_state, save_state, uninterrupted
@@ -110,10 +110,8 @@ class _Run:
         self.key = config.digest(data_digest(chats), f"{target.fingerprint} in {target.dtype}")
         self.journal = Journal(folder.metrics)
         torch.manual_seed(config.seed)
-        head = self._new_head().to(target.device)
-        if origin is not None:
-            initialise_from_head(head, origin)
-        else:
+        head = self._new_head(origin).to(target.device)
+        if origin is None:
             initialise_from_target(head, target, self.vocabulary, self.data.train)
         head.lm_head.requires_grad_(not config.freeze_lm_head)
         self.weights = MasterWeights(head, target.dtype)
@@ -134,8 +132,16 @@ class _Run:
         folder.claim(overwrite)
         self._restore()
 
-    def _new_head(self) -> Eagle3Head:
+    def _new_head(self, origin: DraftModel | None) -> Eagle3Head:
         config, target = self.config, self.target
+        if origin is not None:
+            return head_from(
+                origin,
+                target,
+                feature_layers=config.feature_layers,
+                fc_norm=config.fc_norm,
+                norm_output=config.norm_output,
+            )
         return Eagle3Head(
             HeadConfig.for_target(
                 target.config,
