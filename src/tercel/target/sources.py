@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -11,13 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub.errors import (
-    GatedRepoError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -30,13 +22,12 @@ from transformers import (
 
 from tercel.errors import TercelError
 from tercel.files import sha256_file
+from tercel.hub import HubName, why_unreadable
 from tercel.target.checkpoint import check_causal, check_complete, check_finite, check_folder, one_line
 from tercel.target.gguf import conversion_folder, convert_gguf, quiet_transformers
 from tercel.target.wheels import BUILTIN, OnBytes, fetch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-_HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
 
 
 @dataclass(frozen=True)
@@ -163,12 +154,12 @@ def _locate(name: str, progress: OnBytes | None, accept_licence: bool) -> Source
         if path.suffix != ".gguf":
             raise TercelError(f"{name} is a file but not a .gguf; give a model's folder")
         return Source(name, str(_converted(path, sha256_file(path), progress)), "gguf", None)
-    match = _HUB_ID.fullmatch(name)
-    if match is None or name.startswith(".") or name.endswith(".gguf"):
+    on_hub = HubName.parse(name)
+    if on_hub is None or name.endswith(".gguf"):
         raise TercelError(f"there is no folder or file {name}, and it cannot be a Hub id; {_hint(name)}")
     if "/" not in name and difflib.get_close_matches(name.lower(), BUILTIN, cutoff=0.75):
         raise TercelError(f"there is no model {name}; {_hint(name)}")
-    return Source(name, match["id"], "hub", match["revision"])
+    return Source(name, on_hub.id, "hub", on_hub.revision)
 
 
 def _hint(name: str) -> str:
@@ -219,22 +210,12 @@ def _reading(source: Source, part: str) -> Iterator[None]:
 
 
 def _explain(source: Source, part: str, error: Exception) -> str:
-    text, causes = str(error), tuple(_chain(error))
-    name = source.name
+    text, name = str(error), source.name
     if "trust_remote_code" in text:
         return f"{name} brings its own Python code; read it and, if you trust it, ask for trust-remote-code"
-    if any(isinstance(cause, GatedRepoError) for cause in causes):
-        return f"{name} is a gated model; ask for access on its Hub page and log in with `hf auth login`"
-    if any(isinstance(cause, RevisionNotFoundError) for cause in causes):
-        return f"{name} has no revision {source.revision}; give one that its Hub page lists"
-    if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
-        return f"there is no public model {name} on the Hub; {_hint(name)}"
-    offline = (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError)
-    if any(isinstance(cause, offline) for cause in causes) or "couldn't connect" in text:
-        return (
-            f"the Hub cannot be reached and the {part} of {name} is not in its cache; go online, give a "
-            f"local folder, or use a built-in target ({', '.join(BUILTIN)})"
-        )
+    local = f"give a local folder, or use a built-in target ({', '.join(BUILTIN)})"
+    if reason := why_unreadable(error, name, source.revision, part, otherwise=_hint(name), offline=local):
+        return reason
     if "does not recognize this architecture" in text:
         return f"the installed transformers does not know the architecture of {name}; update transformers"
     if "instantiate the backend tokenizer" in text:
@@ -244,9 +225,3 @@ def _explain(source: Source, part: str, error: Exception) -> str:
     if part == "weights" and isinstance(error, OSError) and ".safetensors" in text:
         return f"{name} has no model.safetensors (pickled weights are never read); save it as safetensors"
     return f"cannot read the {part} of {name}: {one_line(error)}"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
