@@ -178,9 +178,12 @@ def test_the_normed_hidden_can_be_the_residual():
     plain = tiny_head(tiny_head_config())
     other = Eagle3Head(tiny_head_config(norm_before_residual=True))
     other.load_state_dict(plain.state_dict())
-    hidden, attended = torch.randn(2, 16), torch.randn(2, 32)
-    normed = rms(hidden, plain.midlayer.hidden_norm.weight)
-    torch.testing.assert_close(other.finish(hidden, attended), plain.finish(normed, attended))
+    embedding, hidden = torch.randn(2, 16), torch.randn(2, 16)
+    ours = other.project(embedding, hidden, torch.arange(2))
+    plainly = plain.project(embedding, hidden, torch.arange(2))
+    torch.testing.assert_close(ours.residual, rms(hidden, plain.midlayer.hidden_norm.weight))
+    assert plainly.residual is hidden
+    assert torch.equal(ours.query, plainly.query)
 
 
 def test_features_can_be_normed_together():

@@ -192,11 +192,11 @@ def test_layers_can_be_any_and_are_checked():
     target = Target(tiny_model("llama"), None, Source("llama", "llama", "folder", None))
     tokens = torch.tensor([some_tokens(5, 7)])
     states = target.model(input_ids=tokens, output_hidden_states=True).hidden_states
-    for layers in ((0,), (0, 4, 7), (1, 2, 3, 5, 6)):
+    for layers in ((0,), (0, 4, 7), (1, 2, 3, 5, 6), (8,), (3, 8)):  # 8: after the final norm
         target.tap(layers)
         assert torch.equal(target.encode(tokens).features, torch.cat([states[i] for i in layers], -1))
-    with pytest.raises(TercelError, match=r"feature layer 8 is out of range: llama has layers 0\.\.7"):
-        target.tap((2, 8))
+    with pytest.raises(TercelError, match=r"feature layer 9 is out of range: llama has layers 0\.\.7"):
+        target.tap((2, 9))
 
 
 @pytest.mark.parametrize(("layers", "expected"), [(30, (2, 15, 27)), (7, (2, 3, 4)), (6, (0, 3, 5)), (3, (0, 1, 2))])

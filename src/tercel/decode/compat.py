@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from tercel.draft import DraftModel, load_head
+from tercel.draft import DraftModel, Eagle1Head
 from tercel.errors import TercelError
 from tercel.heads import resolve_head
+from tercel.interop.read import LayerIds, read_head
 from tercel.target.model import Target
 
 
-def load_draft(name: str | None, target: Target, *, force: bool = False) -> DraftModel:
-    """Load a head (a folder, the name of a target with a shipped head, or None for this target's shipped one) in
-    the target's precision, and check that it belongs to the target.
+def load_draft(
+    name: str | None, target: Target, *, force: bool = False, layer_ids: LayerIds = "auto"
+) -> DraftModel:
+    """Load a head (a folder in any format, `owner/name` on the Hub, the name of a target with a shipped head, or None
+    for this target's shipped one) in the target's precision, and check that it belongs to the target.
 
+    layer_ids: what the ids in files of other makers mean, where that is doubted.
     Raises `TercelError` if there is no such head, it is damaged, or it is another target's.
     """
     path = resolve_head(name, target.source.name)
-    model = load_head(path, dtype=target.dtype, device=str(target.device))
+    model = read_head(
+        path, dtype=target.dtype, device=str(target.device), num_layers=target.num_layers, layer_ids=layer_ids
+    )
     check_fits(model, target, force=force)
+    if isinstance(model.head, Eagle1Head):
+        model.head.borrow(target.logits)
     return model
 
 
@@ -38,7 +46,8 @@ def check_fits(model: DraftModel, target: Target, *, force: bool = False) -> Non
             f"{where} is for a vocabulary of {head.vocab_size} tokens, but {name} has {target.vocab_size}; "
             "it is a head of another target"
         )
-    beyond = [layer for layer in head.feature_layers if layer >= target.num_layers]
+    deepest = target.num_layers - (0 if isinstance(model.head, Eagle1Head) else 1)
+    beyond = [layer for layer in head.feature_layers if layer > deepest]
     if beyond:
         raise TercelError(
             f"{where} reads the input of layer {beyond[0]}, but {name} has layers 0..{target.num_layers - 1}"

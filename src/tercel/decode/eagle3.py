@@ -83,7 +83,7 @@ class HeadState:
         slots = torch.arange(keys.shape[2], device=tokens.device)
         seen = slots[None, None] < (before + last + 1)[:, None, None]  # [B, 1, S]
         attended = _attend(now.query[every, last][:, None], keys, values, seen)[:, 0]
-        return self.head.finish(fused[every, last], attended)
+        return self.head.finish(now.residual[every, last], attended)
 
     def draft_level(self, tokens: Tensor, hidden: Tensor, within: Tensor, depth: int) -> Tensor:
         """Entries for drafted nodes `[B, K]` at `depth`, `hidden` `[B, K, H]` from their parents, `within`
@@ -96,7 +96,7 @@ class HeadState:
         self.cache.begin(width, tokens.device, behind=(depth - 1) * width)
         keys, values = self.cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
         seen = visible_slots(self.cache.lengths, within)
-        return self.head.finish(hidden, _attend(now.query, keys, values, seen))
+        return self.head.finish(now.residual, _attend(now.query, keys, values, seen))
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:

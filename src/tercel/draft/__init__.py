@@ -2,6 +2,7 @@
 
 from tercel.draft.checkpoint import Convention, DraftModel, HeadInfo, TargetIdentity, load_head, save_head
 from tercel.draft.config import HeadConfig
+from tercel.draft.eagle1 import Eagle1Config, Eagle1Head
 from tercel.draft.head import Eagle3Head
 from tercel.draft.vocabulary import DraftVocabulary
 
@@ -9,6 +10,8 @@ __all__ = [
     "Convention",
     "DraftModel",
     "DraftVocabulary",
+    "Eagle1Config",
+    "Eagle1Head",
     "Eagle3Head",
     "HeadConfig",
     "HeadInfo",

@@ -8,7 +8,7 @@ tercel.json        feature layers and their convention, the target it belongs to
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tercel.draft.config import HeadConfig, engine_default_layers
+from tercel.draft.eagle1 import Eagle1Head
 from tercel.draft.head import Eagle3Head
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.errors import TercelError
@@ -62,13 +63,23 @@ class DraftModel:
     format: who wrote the files; conventions: how they were read (empty for a head of this package).
     """
 
-    head: Eagle3Head
+    head: Eagle3Head | Eagle1Head
     vocabulary: DraftVocabulary
     info: HeadInfo
     path: Path | None = None
     warnings: tuple[str, ...] = ()
     format: str = "tercel"
     conventions: tuple[Convention, ...] = ()
+
+    @property
+    def eagle3(self) -> Eagle3Head:
+        """The head, where only one of EAGLE-3 will do; raises `TercelError` for another."""
+        if isinstance(self.head, Eagle1Head):
+            raise TercelError(
+                f"{self.path or 'this'} is an EAGLE-1 or EAGLE-2 head, which can be run and inspected only; "
+                "give one of EAGLE-3"
+            )
+        return self.head
 
 
 def save_head(
@@ -83,7 +94,7 @@ def save_head(
 
     `card` becomes its README.md; `keep` names entries of a folder already there that stay (a run's files).
     """
-    tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.head.named_parameters()}
+    tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.eagle3.named_parameters()}
     tensors["d2t"] = model.vocabulary.d2t
     tensors["t2d"] = model.vocabulary.t2d
     with atomic_dir(out, keep=keep) as partial:
@@ -142,7 +153,9 @@ def public_config(c: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
         config["rope_scaling"] = c.rope_parameters
     default = () if c.target_num_layers is None else engine_default_layers(c.target_num_layers)
     if c.feature_layers != default:  # engines assume the default; only then do they agree on what an id means
-        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(c.feature_layers)}
+        config["eagle_aux_hidden_state_layer_ids"] = list(c.feature_layers)  # inputs: vLLM and llama.cpp read it here
+        outputs = [i - 1 for i in c.feature_layers]  # SGLang and SpecForge read it there
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": outputs}
     return config
 
 
@@ -166,19 +179,16 @@ def load_head(path: Path, *, dtype: torch.dtype = torch.float32, device: str = "
             f"{path} has no tercel.json, so its feature layers and target are unknown; it was not made by tercel"
         )
     config, info = _described(path / "tercel.json")
-    tensors = _read_tensors(weights)
-    vocabulary = _vocabulary(tensors, config, path)
-    _check_tensors(config, tensors, weights)
-    head = Eagle3Head(config)
-    with torch.no_grad():
-        for name, parameter in head.named_parameters():
-            parameter.copy_(tensors[name])
-    return DraftModel(head.to(device=device, dtype=dtype).eval().requires_grad_(False), vocabulary, info, path)
+    tensors = read_tensors(weights)
+    check_finite(tensors, weights)
+    vocabulary = read_vocabulary(tensors, config, path)
+    check_tensors(config, tensors, weights)
+    return DraftModel(build_head(config, tensors, dtype, device), vocabulary, info, path)
 
 
 def _described(path: Path) -> tuple[HeadConfig, HeadInfo]:
     """What `tercel.json` says."""
-    extra = _read_json(path)
+    extra = read_json(path)
     if extra.get("format") != FORMAT:
         raise TercelError(
             f"{path} has format {extra.get('format')!r}, but this version reads format {FORMAT}; update tercel"
@@ -196,29 +206,47 @@ def _described(path: Path) -> tuple[HeadConfig, HeadInfo]:
     return config, HeadInfo(identity, extra["training"], extra["measured"])
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def build_head(config: HeadConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> Eagle3Head:
+    """The frozen head of `config` with the weights of `tensors`, which `check_tensors` has passed."""
+    head = Eagle3Head(config)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            parameter.copy_(tensors[name])
+    return head.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file; raises `TercelError` if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise TercelError(f"{path} cannot be read as JSON ({error}); save or fetch the head again") from error
     if not isinstance(value, dict):
         raise TercelError(f"{path} holds a {type(value).__name__}, not an object; save or fetch the head again")
     return value
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, as it stores them; raises `TercelError` if it is damaged."""
     try:
         with safe_open(path, framework="pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
+            return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
         raise TercelError(f"{path} is truncated or no safetensors file ({error}); save or fetch it again") from error
+
+
+def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raises `TercelError` for a tensor with NaN or infinite numbers; `path` is where they came from."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise TercelError(f"{name} in {path} holds NaN or infinite numbers; the head is damaged, train it again")
-    return tensors
 
 
-def _vocabulary(tensors: dict[str, Tensor], config: HeadConfig, path: Path) -> DraftVocabulary:
+def read_vocabulary(tensors: Mapping[str, Tensor], config: HeadConfig, path: Path) -> DraftVocabulary:
+    """The draft vocabulary of `d2t`, or the whole one where nothing is pruned.
+
+    Raises `TercelError` if a pruned head has no map, or its maps are damaged or contradict each other.
+    """
     if "d2t" in tensors:
         try:
             vocabulary = DraftVocabulary.from_d2t(tensors["d2t"], config.vocab_size, config.draft_vocab_size)
@@ -236,7 +264,8 @@ def _vocabulary(tensors: dict[str, Tensor], config: HeadConfig, path: Path) -> D
     return vocabulary
 
 
-def _check_tensors(config: HeadConfig, tensors: dict[str, Tensor], path: Path) -> None:
+def check_tensors(config: HeadConfig, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Compare names and shapes with what a head of `config` has; raises `TercelError` for the first difference."""
     try:
         with torch.device("meta"):  # only the shapes: sizes may be damaged
             wanted = {name: parameter.shape for name, parameter in Eagle3Head(config).named_parameters()}

@@ -49,6 +49,24 @@ class Rotary(LlamaRotaryEmbedding):
         self.original_inv_freq = nn.Buffer(original.to(self.original_inv_freq.device), persistent=False)
         return self
 
+    @classmethod
+    def of(cls, c: HeadConfig) -> Rotary:
+        return cls(
+            LlamaConfig(
+                hidden_size=c.hidden_size,
+                num_attention_heads=c.num_attention_heads,
+                head_dim=c.head_dim,
+                max_position_embeddings=c.max_position_embeddings,
+                rope_parameters=dict(c.rope_parameters),
+            )
+        )
+
+    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """`[..]` to two of `[.., 1, D]`, made in float32."""
+        cos, sin = self(torch.empty(0, device=positions.device, dtype=dtype), positions.reshape(1, -1))
+        shape = (*positions.shape, 1, cos.shape[-1])
+        return cos.view(shape), sin.view(shape)
+
 
 class Attention(nn.Module):
     """Projections only; q, k and v take the concatenated embedding and hidden, `2H`."""
@@ -89,11 +107,12 @@ class MidLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Projected:
-    """Rotated queries `[.., q, D]`, rotated keys and values `[.., kv, D]`."""
+    """Rotated queries `[.., q, D]`, rotated keys and values `[.., kv, D]`, and `[.., H]`, what attention adds to."""
 
     query: Tensor
     key: Tensor
     value: Tensor
+    residual: Tensor
 
 
 class Eagle3Head(nn.Module):
@@ -114,15 +133,7 @@ class Eagle3Head(nn.Module):
         self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, bias=False)
         if c.own_embeddings:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.rotary = Rotary(
-            LlamaConfig(
-                hidden_size=c.hidden_size,
-                num_attention_heads=c.num_attention_heads,
-                head_dim=c.head_dim,
-                max_position_embeddings=c.max_position_embeddings,
-                rope_parameters=dict(c.rope_parameters),
-            )
-        )
+        self.rotary = Rotary.of(c)
         self.initialise()
 
     @torch.no_grad()
@@ -159,25 +170,24 @@ class Eagle3Head(nn.Module):
     def project(self, embedding: Tensor, hidden: Tensor, positions: Tensor) -> Projected:
         """embedding, hidden: `[.., H]`; positions: `[..]` (spec section 3). Embedding comes first."""
         c, layer = self.config, self.midlayer
-        x = torch.cat([layer.input_layernorm(embedding), layer.hidden_norm(hidden)], dim=-1)
+        normed = layer.hidden_norm(hidden)
+        x = torch.cat([layer.input_layernorm(embedding), normed], dim=-1)
         shape = x.shape[:-1]
         cos, sin = self.cos_sin(positions, x.dtype)
         query = layer.self_attn.q_proj(x).view(*shape, c.num_attention_heads, c.head_dim)
         key = layer.self_attn.k_proj(x).view(*shape, c.num_key_value_heads, c.head_dim)
         value = layer.self_attn.v_proj(x).view(*shape, c.num_key_value_heads, c.head_dim)
-        return Projected(rotate(query, cos, sin), rotate(key, cos, sin), value)
+        residual = normed if c.norm_before_residual else hidden
+        return Projected(rotate(query, cos, sin), rotate(key, cos, sin), value, residual)
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """`[..]` to two of `[.., 1, D]`, made in float32."""
-        like = torch.empty(0, device=positions.device, dtype=dtype)
-        cos, sin = self.rotary(like, positions.reshape(1, -1))
-        shape = (*positions.shape, 1, self.config.head_dim)
-        return cos.view(shape), sin.view(shape)
+        return self.rotary.cos_sin(positions, dtype)
 
-    def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """hidden `[.., H]`, attended `[.., q*D]` to the layer's output `[.., H]`, before the final norm."""
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """residual `[.., H]` (of `project`), attended `[.., q*D]` to the layer's output `[.., H]`, before the final
+        norm."""
         layer = self.midlayer
-        residual = layer.hidden_norm(hidden) if self.config.norm_before_residual else hidden
         hidden = residual + layer.self_attn.o_proj(attended)
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from torch import Tensor
 
-from tercel.draft.checkpoint import DraftModel, load_head
+from tercel.draft.checkpoint import Convention, DraftModel
 from tercel.draft.config import HeadConfig
-from tercel.errors import TercelError
+from tercel.draft.eagle1 import Eagle1Config
 
 MAPS = ("d2t", "t2d")
-BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}
 
 
 @dataclass(frozen=True)
 class TensorFact:
-    """One tensor of the file; `dtype` in safetensors' names."""
+    """One tensor of the file, by its name there; `item` bytes a number."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    item: int
 
-    @property
-    def count(self) -> int:
-        total = 1
-        for size in self.shape:
-            total *= size
-        return total
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> TensorFact:
+        return cls(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.element_size())
 
     @property
     def bytes(self) -> int:
-        return self.count * BYTES[self.dtype]
+        total = self.item
+        for size in self.shape:
+            total *= size
+        return total
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,11 @@ class HeadCost:
 
 @dataclass(frozen=True)
 class HeadReport:
-    """All of `tercel inspect`. `coverage`: share of the training text's tokens in the draft vocabulary."""
+    """All of `tercel inspect`. `coverage`: share of the training text's tokens in the draft vocabulary. `format`: who
+    wrote the files; `conventions`: what they mean, where formats disagree."""
 
-    path: Path
+    path: Path | None
+    format: str
     config: HeadConfig
     tensors: tuple[TensorFact, ...]
     parameters: int
@@ -69,11 +72,13 @@ class HeadReport:
     target: dict[str, str] | None
     training: dict[str, Any]
     measured: dict[str, Any]
+    conventions: tuple[Convention, ...]
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "path": str(self.path),
+            "format": self.format,
             "head": self.config.to_dict(),
             "layer_ids_mean": "input of decoder layer i",
             "tensors": [{**asdict(t), "shape": list(t.shape), "bytes": t.bytes} for t in self.tensors],
@@ -83,18 +88,19 @@ class HeadReport:
             "target": self.target,
             "training": self.training,
             "measured": self.measured,
+            "conventions": [asdict(convention) for convention in self.conventions],
             "warnings": list(self.warnings),
         }
 
 
-def inspect_head(path: Path) -> HeadReport:
-    """Read and check the checkpoint at `path`. Raises `TercelError` as `load_head` does."""
-    model = load_head(path)
-    tensors = _tensor_facts(path / "model.safetensors")
+def inspect_head(model: DraftModel, stored: Mapping[str, Tensor]) -> HeadReport:
+    """What there is to say of `model`, whose files hold the tensors `stored`."""
+    tensors = tuple(TensorFact.of(name, stored[name]) for name in sorted(stored))
     identity = model.info.target
     coverage = model.info.training.get("draft_vocabulary_coverage")
     return HeadReport(
-        path=path,
+        path=model.path,
+        format=model.format,
         config=model.head.config,
         tensors=tensors,
         parameters=model.head.num_parameters(),
@@ -103,35 +109,27 @@ def inspect_head(path: Path) -> HeadReport:
         target=asdict(identity) if identity is not None else None,
         training=model.info.training,
         measured=model.info.measured,
+        conventions=model.conventions,
         warnings=(*model.warnings, *_warnings(model)),
     )
 
 
 def head_cost(c: HeadConfig, tensors: tuple[TensorFact, ...]) -> HeadCost:
-    """Cost of the head of spec section 2: q, k and v take `2H`, the output layer has `W` rows."""
+    """Cost of the head of spec section 2: q, k and v take `2H`, the output layer has `W` rows. In an EAGLE-1 head
+    they take `H`, and `fc` works for every drafted token."""
     query, key = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-    attention = 2 * c.hidden_size * (query + 2 * key) + query * c.hidden_size
+    first = isinstance(c, Eagle1Config)
+    attention = (1 if first else 2) * c.hidden_size * (query + 2 * key) + query * c.hidden_size
+    joined = 2 * c.hidden_size * c.hidden_size if first else 0
     mlp = 3 * c.hidden_size * c.intermediate_size
-    weights = [t for t in tensors if t.name not in MAPS]
-    width = max((BYTES[t.dtype] for t in weights), default=2)
+    width = max((t.item for t in tensors if t.name not in MAPS), default=2)
     return HeadCost(
-        drafted_macs=attention + mlp + c.hidden_size * c.draft_vocab_size,
+        drafted_macs=joined + attention + mlp + c.hidden_size * c.draft_vocab_size,
         context_macs=2 * query,
-        fuse_macs=c.num_features * c.target_hidden_size * c.hidden_size,
+        fuse_macs=0 if first else c.num_features * c.target_hidden_size * c.hidden_size,
         kv_bytes=2 * key * width,
         weight_bytes=sum(t.bytes for t in tensors),
     )
-
-
-def _tensor_facts(file: Path) -> tuple[TensorFact, ...]:
-    facts = []
-    with safe_open(file, framework="pt") as stored:
-        for name in stored.keys():  # noqa: SIM118 (not a dict)
-            piece = stored.get_slice(name)
-            if piece.get_dtype() not in BYTES:
-                raise TercelError(f"{name} in {file} has type {piece.get_dtype()}; save the head as bfloat16")
-            facts.append(TensorFact(name, tuple(piece.get_shape()), piece.get_dtype()))
-    return tuple(sorted(facts, key=lambda fact: fact.name))
 
 
 def _warnings(model: DraftModel) -> tuple[str, ...]:

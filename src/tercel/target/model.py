@@ -156,12 +156,13 @@ class Target:
         return hashlib.sha256(repr(vocabulary).encode()).hexdigest()[:16]
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Capture the input of these decoder layers (`0 .. L-1`) in every forward from now on.
+        """Capture the input of these decoder layers (`0 .. L-1`) in every forward from now on; `L` is the input of
+        the output layer, after the final norm.
 
         Raises `TercelError` for an id out of range.
         """
         for layer in layers:
-            if not 0 <= layer < self.num_layers:
+            if not 0 <= layer <= self.num_layers:
                 raise TercelError(
                     f"feature layer {layer} is out of range: {self.source.name} has layers 0..{self.num_layers - 1}"
                 )
@@ -173,6 +174,7 @@ class Target:
         self._hooks = [
             self.decoder_layers[layer].register_forward_pre_hook(self._capture(layer), with_kwargs=True)
             for layer in dict.fromkeys(layers)
+            if layer < self.num_layers
         ]
 
     def _capture(self, layer: int) -> Any:
@@ -224,6 +226,7 @@ class Target:
             cache=cache,
             use_cache=cache is not None,
         ).last_hidden_state
+        self._captured[self.num_layers] = hidden
         layers = tuple(self._captured[layer] for layer in self.feature_layers)
         self._captured.clear()
         return TargetOutput(hidden=hidden, layers=layers)

@@ -94,7 +94,7 @@ def training_time_test(
     fused = head.fuse(batch.features)
     first = head.project(batch.embeddings[token_in(every, 0).clamp(max=len(every) - 1)], fused, positions)
     rows = plan.rows[0].to(device)
-    hidden, query = fused[rows], first.query[rows]
+    hidden, query, residual = fused[rows], first.query[rows], first.residual[rows]
     extra_keys = first.key.new_empty(0, len(rows), *first.key.shape[1:])  # [s, R_s, kv, D]
     extra_values = extra_keys
 
@@ -107,12 +107,12 @@ def training_time_test(
             hidden = hidden[keep]
             embedding = batch.embeddings[token_in(rows, step)]
             now = head.project(embedding, hidden, rope_position(positions[rows], step))
-            query = now.query
+            query, residual = now.query, now.residual
             extra_keys = torch.cat([extra_keys[:, keep], now.key[None]])
             extra_values = torch.cat([extra_values[:, keep], now.value[None]])
         cut = segments(plan.rows[step], batch.lengths)
         attended = ttt_attention(query, first.key, first.value, extra_keys, extra_values, rows, cut)
-        output = head.finish(hidden, attended)
+        output = head.finish(residual, attended)
         hidden = head.feedback(output)
 
         teacher_rows = batch.teacher_row[teacher(rows, step)]

@@ -1,0 +1,122 @@
+"""The head of EAGLE and EAGLE-2 (arXiv 2401.15077, 2406.16858), for comparisons: both papers use the same one.
+
+It predicts the target's next top-layer feature (after the final norm) from that feature and a token, and the
+target's own output layer makes tokens of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from tercel.draft.config import HeadConfig
+from tercel.draft.head import MLP, Projected, RMSNorm, Rotary, rotate
+from tercel.errors import TercelError
+
+
+@dataclass(frozen=True)
+class Eagle1Config(HeadConfig):
+    """Sizes of such a head. Its one feature is what enters the target's output layer, so that `feature_layers` is
+    `(target_num_layers,)`, or empty while the target's depth is unknown. fc_bias: whether `fc` has a bias."""
+
+    fc_bias: bool = True
+
+    def _check_feature_layers(self) -> None:
+        wanted = () if self.target_num_layers is None else (self.target_num_layers,)
+        if self.feature_layers != wanted:
+            raise TercelError(f"an EAGLE-1 head reads the target's last hidden state, not layers {self.feature_layers}")
+
+    @property
+    def num_features(self) -> int:
+        return 1
+
+    def placed(self, num_layers: int) -> Eagle1Config:
+        if self.target_num_layers not in (None, num_layers):
+            raise TercelError(f"the head is for a target of {self.target_num_layers} layers, not of {num_layers}")
+        return replace(self, target_num_layers=num_layers, feature_layers=(num_layers,))
+
+
+class _Attention(nn.Module):
+    """Projections of a plain layer, which take `H`."""
+
+    def __init__(self, c: Eagle1Config) -> None:
+        super().__init__()
+        query, key, bias = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim, c.attention_bias
+        self.q_proj = nn.Linear(c.hidden_size, query, bias=bias)
+        self.k_proj = nn.Linear(c.hidden_size, key, bias=bias)
+        self.v_proj = nn.Linear(c.hidden_size, key, bias=bias)
+        self.o_proj = nn.Linear(query, c.hidden_size, bias=bias)
+
+
+class _Layer(nn.Module):
+    """A decoder layer without its first norm, as in the public implementation (`fc` comes before it)."""
+
+    def __init__(self, c: Eagle1Config) -> None:
+        super().__init__()
+        self.self_attn = _Attention(c)
+        self.mlp = MLP(c)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+
+
+class Eagle1Head(nn.Module):
+    """The same steps as `Eagle3Head`: `project` → (attention) → `finish` → `logits`; there is nothing to fuse."""
+
+    config: Eagle1Config
+
+    def __init__(self, config: Eagle1Config) -> None:
+        super().__init__()
+        self.config = c = config
+        self.fc = nn.Linear(2 * c.hidden_size, c.hidden_size, bias=c.fc_bias)
+        self.layer = _Layer(c)
+        if c.own_embeddings:
+            self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.rotary = Rotary.of(c)
+        self._output_layer: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.fc.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fc.weight.dtype
+
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def borrow(self, output_layer: Callable[[Tensor], Tensor]) -> None:
+        """Take the target's output layer, `[.., H]` to `[.., V]`; without it there are no `logits`."""
+        self._output_layer = output_layer
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """`[.., H]`, as it is."""
+        return features
+
+    def project(self, embedding: Tensor, hidden: Tensor, positions: Tensor) -> Projected:
+        """embedding, hidden: `[.., H]`; positions: `[..]`."""
+        c, attention = self.config, self.layer.self_attn
+        x = self.fc(torch.cat([embedding, hidden], dim=-1))
+        shape = x.shape[:-1]
+        cos, sin = self.rotary.cos_sin(positions, x.dtype)
+        query = attention.q_proj(x).view(*shape, c.num_attention_heads, c.head_dim)
+        key = attention.k_proj(x).view(*shape, c.num_key_value_heads, c.head_dim)
+        value = attention.v_proj(x).view(*shape, c.num_key_value_heads, c.head_dim)
+        return Projected(rotate(query, cos, sin), rotate(key, cos, sin), value, x)
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """residual `[.., H]` (of `project`), attended `[.., q*D]` to the predicted feature `[.., H]`."""
+        hidden = residual + self.layer.self_attn.o_proj(attended)
+        return hidden + self.layer.mlp(self.layer.post_attention_layernorm(hidden))
+
+    def feedback(self, output: Tensor) -> Tensor:
+        """The predicted feature itself."""
+        return output
+
+    def logits(self, output: Tensor) -> Tensor:
+        """`[.., H]` to `[.., V]`. Raises `TercelError` before the target has lent its output layer."""
+        if self._output_layer is None:
+            raise TercelError("an EAGLE-1 head drafts with its target's output layer; load it together with the target")
+        return self._output_layer(output)
