@@ -47,6 +47,9 @@ def command(
     n_alpha: Annotated[
         int, typer.Option(min=0, help="Also measure n-α on a chain of that many drafts; 0 leaves it out.")
     ] = 0,
+    record: Annotated[
+        bool, typer.Option("--record", help="Keep acceptance and speedup in the head's files and on its card.")
+    ] = False,
     json_file: JsonFile = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw the result there.", show_default=False)
@@ -72,6 +75,8 @@ def command(
     console.print(bench_table(report))
     for line in notes(report):
         console.print(Text(line), soft_wrap=True)
+    if record:
+        keep_with_head(report, draft_model, draft, loaded)
     if json_file is not None:
         write_json(json_file, report.to_json())
     if plot is not None:
@@ -108,6 +113,18 @@ def make_methods(
         elif model is not None:
             methods[name] = EngineMethod(Engine(target, Eagle3(model, target, tree_shape(options, target.device))))
     return methods
+
+
+def keep_with_head(report: BenchReport, model: DraftModel | None, options: DraftOptions, target: Target) -> None:
+    """Record the result with the head. Raises `TercelError` if no head was measured or it cannot be written."""
+    from tercel.measure.record import decoding_entry
+    from tercel.measure.record import record as write_record
+
+    if model is None:
+        raise TercelError("--record needs eagle3 among --methods: there is no head's result to keep")
+    shape = tree_shape(options, target.device)
+    tree = f"a tree of {shape.nodes} nodes, top-k {shape.top_k}, depth {shape.depth}"
+    write_record(model, decoding_entry(report, f"a chain of {shape.depth}" if shape.top_k == 1 else tree))
 
 
 def run_with_bar(

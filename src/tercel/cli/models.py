@@ -47,7 +47,7 @@ def open_head(name: str | None, target: Target, options: DraftOptions) -> DraftM
     """
     from tercel.decode.compat import load_draft
 
-    return load_draft(name, target, force=options.force_head)
+    return load_draft(name, target, force=options.force_head, layer_ids=options.layer_ids.meaning)
 
 
 def tree_shape(options: DraftOptions, device: torch.device) -> TreeShape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -24,7 +24,7 @@ HeadName = Annotated[
     str | None,
     typer.Argument(
         metavar="[HEAD]",
-        help="A draft head's folder; left out, the one shipped for TARGET.",
+        help="A draft head: its folder, or owner/name of the Hub; left out, the one shipped for TARGET.",
         show_default=False,
     ),
 ]
@@ -38,6 +38,28 @@ TaskList = Annotated[
 DataDirs = Annotated[
     list[Path] | None,
     typer.Option(metavar="DIR", help="Where tasks are looked for; may be repeated.", show_default=False),
+]
+
+
+OnlyHead = Annotated[
+    str,
+    typer.Argument(metavar="HEAD", help="A head's folder, owner/name of the Hub, or a target with a shipped head."),
+]
+
+
+class LayerIds(str, Enum):
+    auto = "auto"
+    input = "input"
+    output = "output"
+
+    @property
+    def meaning(self) -> Literal["auto", "input", "output"]:
+        return cast('Literal["auto", "input", "output"]', self.value)
+
+
+LayerIdsOption = Annotated[
+    LayerIds,
+    typer.Option(help="What layer ids in files of other makers mean; auto asks the files.", rich_help_panel=_DRAFT),
 ]
 
 
@@ -117,6 +139,7 @@ class DraftOptions:
             rich_help_panel=_DRAFT,
         ),
     ] = None
+    layer_ids: LayerIdsOption = LayerIds.auto
     force_head: Annotated[
         bool,
         typer.Option(

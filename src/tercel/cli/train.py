@@ -98,6 +98,9 @@ def command(
         list[Path] | None,
         typer.Option(metavar="EVALFILE", help="Drop conversations that overlap with it; may be repeated."),
     ] = None,
+    data_licence: Annotated[
+        str, typer.Option(metavar="TEXT", help="Licence of the data, for the model card.", show_default=False)
+    ] = "",
     feature_cache: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep the target's features there for later epochs and runs."),
@@ -129,6 +132,7 @@ def command(
                 feature_cache=feature_cache,
                 overwrite=overwrite,
                 data_names=[Path(name).name if Path(name).exists() else name for name in data],
+                data_licence=data_licence,
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(

@@ -50,7 +50,7 @@ def head_from(
 
     Raises `TercelError` if it does not fit the target, or is not what the run's own settings ask for.
     """
-    config = origin.head.config.placed(target.num_layers)
+    config = origin.eagle3.config.placed(target.num_layers)
     wanted: dict[str, object] = {"target_hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
     wanted |= {"feature_layers": feature_layers} if feature_layers else {}
     wanted |= {"fc_norm": True} if fc_norm else {}
@@ -64,5 +64,5 @@ def head_from(
                 "give the same head settings, or leave out --start-from"
             )
     head = Eagle3Head(config)
-    head.load_state_dict(origin.head.state_dict())
+    head.load_state_dict(origin.eagle3.state_dict())
     return head

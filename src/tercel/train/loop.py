@@ -19,15 +19,15 @@ from tercel.draft import (
     HeadConfig,
     HeadInfo,
     TargetIdentity,
-    load_head,
     save_head,
 )
 from tercel.errors import TercelError
 from tercel.heads import resolve_head
+from tercel.interop.card import head_card
+from tercel.interop.read import read_head
 from tercel.target.model import Target, default_feature_layers
 from tercel.train.acceptance import Acceptance, simulate
 from tercel.train.batches import Split, data_digest, plan_batches, split, supervised_counts, usable
-from tercel.train.card import model_card
 from tercel.train.config import RunFolder, TrainConfig
 from tercel.train.features import FeatureSupply
 from tercel.train.initial import head_from, initialise_from_target
@@ -70,14 +70,17 @@ def train(
     feature_cache: Path | None = None,
     overwrite: bool = False,
     data_names: Sequence[str] = (),
+    data_licence: str = "",
     stop_after: int | None = None,
 ) -> TrainSummary:
     """Train a head for `target` on tokenised chats and write it to `out`; goes on where a stopped run was.
 
-    stop_after: leave after this many optimizer steps in all, as an interruption would (the state is saved).
+    data_names, data_licence: for the card. stop_after: leave after this many optimizer steps in all, as an
+    interruption would (the state is saved).
     Raises `TercelError` if the data does not fit the target or `out` belongs to another run.
     """
-    return _Run(target, chats, config, RunFolder(out), watcher, feature_cache, overwrite, data_names).run(stop_after)
+    origins = {"data": list(data_names), "data_licence": data_licence}
+    return _Run(target, chats, config, RunFolder(out), watcher, feature_cache, overwrite, origins).run(stop_after)
 
 
 class _Run:
@@ -90,14 +93,14 @@ class _Run:
         watcher: Watcher | None,
         feature_cache: Path | None,
         overwrite: bool,
-        data_names: Sequence[str],
+        origins: dict[str, Any],
     ) -> None:
         self.target, self.config, self.folder, self.watcher = target, config, folder, watcher
-        self.data_names = data_names
+        self.origins = origins
         chats = usable(chats, config.max_length, target.vocab_size)
         self.data: Split = split(chats, config.eval_share)
         counts = supervised_counts(self.data.train, target.vocab_size)
-        origin = load_head(resolve_head(config.start_from, config.start_from)) if config.start_from else None
+        origin = read_head(resolve_head(config.start_from, config.start_from)) if config.start_from else None
         self.vocabulary = (
             origin.vocabulary
             if origin is not None
@@ -261,7 +264,7 @@ class _Run:
         info = HeadInfo(self._identity(), {**self._facts(), "step": self.step}, measured)
         model = DraftModel(self.weights.master, self.vocabulary, info)
         with uninterrupted():
-            save_head(model, path, card=model_card(model, self.config), keep=("last", "training"))
+            save_head(model, path, card=head_card(model), keep=("last", "training"))
 
     def _save(self) -> None:
         self._write_head(self.folder.last, None)
@@ -287,7 +290,7 @@ class _Run:
     def _facts(self) -> dict[str, Any]:
         data = self.data.train
         return {
-            "data": list(self.data_names),
+            **self.origins,
             "conversations": len(data),
             "held_out_conversations": len(self.data.held_out),
             "tokens": sum(len(chat) for chat in data),

@@ -1,0 +1,1 @@
+"""Heads in other people's formats: read, written, and proved against how each engine loads them."""

@@ -1,0 +1,126 @@
+"""The model card: what a head is for, what it learned from, how well it does, how to run and to serve it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tercel.draft import DraftModel
+
+ENGINES = ("vllm", "sglang")
+
+
+def head_card(model: DraftModel) -> str:
+    """Markdown for a checkpoint's README.md, with the front matter that the Hub reads; only from what `model` holds."""
+    info = model.info
+    name = info.target.name if info.target else str(info.training.get("target_name") or "")
+    licence = str(info.training.get("data_licence") or "")
+    parts = [
+        _front_matter(name, licence),
+        _opening(model, name),
+        _commands(name or "TARGET"),
+        f"## Measured\n{_measured(info.measured)}\n",
+        f"## Data\n{_data(info.training, licence)}\n",
+        f"## Recipe\n{_recipe(model)}\n",
+    ]
+    return "\n".join(parts)
+
+
+def _front_matter(name: str, licence: str) -> str:
+    lines = ["---", "library_name: tercel", "tags: [eagle3, speculative-decoding, draft-head]"]
+    lines += [f"base_model: {name}"] if name else []
+    lines += ["license: other", f"license_name: {_quoted(licence)}"] if licence else []
+    return "\n".join([*lines, "---"])
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _opening(model: DraftModel, name: str) -> str:
+    whose = f"`{name}`" if name else "its target (which its files do not name)"
+    return f"""# EAGLE-3 draft head for {name or "an unnamed target"}
+
+One decoder layer ({model.head.num_parameters() / 1e6:.1f} M parameters) that drafts tokens for {whose}; the
+target verifies every one, so the text is the target's own. It is of no use with another model.
+"""
+
+
+def _commands(name: str) -> str:
+    exports = "\n".join(f"tercel export . --to {engine} --out head-{engine}" for engine in ENGINES)
+    serving = "\n".join(f"tercel serve-command head-{engine} --engine {engine} --target {name}" for engine in ENGINES)
+    return f"""```
+tercel generate {name} . --prompt "Why is the sky blue?"
+tercel bench {name} .
+```
+
+## Serve
+Engines differ in what they take a checkpoint to mean; the export is written and checked for one of them, and the
+last line prints how to start it.
+
+```
+{exports}
+{serving}
+```
+"""
+
+
+def _measured(measured: dict[str, Any]) -> str:
+    found = []
+    if held_out := measured.get("held_out"):
+        found.append(
+            f"Held-out acceptance (joint-prefix simulation of a greedy {len(held_out['alpha'])}-step chain over "
+            f"{held_out['rows']:,} rows): τ = {held_out['tau']:.3f}, "
+            "n-α = " + " ".join(f"{value:.3f}" for value in held_out["alpha"]) + "."
+        )
+    for run in measured.get("decoding", ()):
+        found.append(_decoding(run))
+    return "\n\n".join(found) or "Nothing yet; `tercel bench … --record` writes its result here."
+
+
+def _decoding(run: dict[str, Any]) -> str:
+    """A run of `tercel bench --record` as a table."""
+    rows = [
+        f"| {task} | {m['questions']} | {m['tau']:.2f} | {m['speedup']:.2f} "
+        f"[{m['speedup_ci95'][0]:.2f}, {m['speedup_ci95'][1]:.2f}] |"
+        for task, m in run["tasks"].items()
+    ]
+    return "\n".join(
+        [
+            f"Decoding: {run['shape']}, {run['dtype']} on {run['device']}, temperature {run['temperature']:g}, at most "
+            f"{run['max_new_tokens']} new tokens, against token-by-token decoding (95 % intervals):",
+            "",
+            "| task | questions | τ | speedup |",
+            "|---|---|---|---|",
+            *rows,
+        ]
+    )
+
+
+def _data(training: dict[str, Any], licence: str) -> str:
+    if "conversations" not in training:
+        return "Not recorded in the head's files."
+    names = ", ".join(training["data"]) or "not recorded"
+    terms = (
+        f"Licence of the data: {licence}."
+        if licence
+        else "Licence of the data: not stated (`tercel train --data-licence`); it binds the use of the head."
+    )
+    return (
+        f"{names}: {training['conversations']:,} conversations, {training['tokens']:,} tokens, of which\n"
+        f"{training['supervised_tokens']:,} are the assistant's and were learned from. {terms}"
+    )
+
+
+def _recipe(model: DraftModel) -> str:
+    c, training = model.head.config, model.info.training
+    recipe = training.get("recipe")
+    layers = ", ".join(map(str, c.feature_layers))
+    depth = "" if c.target_num_layers is None else f" of {c.target_num_layers}"
+    features = f"Features: inputs of layers {layers}{depth}." if layers else "Features: the engines' default layers."
+    vocabulary = f"Draft vocabulary: {c.draft_vocab_size:,} of {c.vocab_size:,} tokens"
+    if recipe is None:
+        return f"Not recorded in the head's files. {features} {vocabulary}."
+    return f"""Training-time test with S = {recipe["ttt_steps"]}, loss `{recipe["loss"]}`, step decay {recipe["decay"]},
+AdamW (0.9, 0.95), learning rate {recipe["lr"]:g}, clip {recipe["clip"]:g}, {recipe["epochs"]} epochs,
+{training["step"]} of {training["steps"]} steps, {training["dtype"]} compute with float32 master weights. {features}
+{vocabulary}, {training["draft_vocabulary_coverage"]:.1%} of the supervised text."""
