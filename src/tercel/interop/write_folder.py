@@ -1,0 +1,65 @@
+"""The files of an exported folder, apart from the GGUF draft."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tercel.draft import DraftModel
+from tercel.draft.checkpoint import FORMAT
+from tercel.errors import TercelError
+from tercel.files import share_as_usual, write_json
+
+KEEPS_OWN_FILE = ("vllm", "sglang", "trtllm", "openvino")  # tensors keep their names, so tercel.json still fits
+
+
+def smallest_exact(model: DraftModel) -> torch.dtype:
+    """bfloat16 if it holds every weight of the head exactly, else float32."""
+    for parameter in model.head.parameters():
+        if not torch.equal(parameter.detach().to(torch.bfloat16).float(), parameter.detach().float()):
+            return torch.float32
+    return torch.bfloat16
+
+
+def write_weights(model: DraftModel, engine: str, folder: Path, dtype: torch.dtype) -> None:
+    """`model.safetensors` under the names that the engine's loader takes, and no tensor it would stop at."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.head.named_parameters():
+        renamed = name.replace("midlayer.", "layers.0.") if engine == "speculators" else name
+        tensors[renamed] = parameter.detach().to("cpu", dtype).contiguous()
+    tensors |= _maps(model, engine)
+    file = folder / "model.safetensors"
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+        share_as_usual(file)
+    except (SafetensorError, OSError) as error:
+        raise TercelError(f"writing {file.name} failed: {error}; free space or choose another --out") from error
+
+
+def _maps(model: DraftModel, engine: str) -> dict[str, Tensor]:
+    vocabulary = model.vocabulary
+    if engine == "openvino":  # its model has both as buffers, filled with nothing in particular if the file lacks them
+        return {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
+    if not vocabulary.pruned:  # vLLM stops at a map that it has no use for
+        return {}
+    return {"d2t": vocabulary.d2t} if engine == "trtllm" else {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
+
+
+def write_own_file(model: DraftModel, folder: Path) -> None:
+    """`tercel.json`, which no engine reads: with it the folder is read back exactly, history included."""
+    target = model.info.target
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "layer_ids_mean": "input of decoder layer i",
+        "head": model.head.config.to_dict(),
+        "target": asdict(target) if target is not None else None,
+        "training": model.info.training,
+        "measured": model.info.measured,
+    }
+    write_json(folder / "tercel.json", facts)

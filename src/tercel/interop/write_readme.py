@@ -1,0 +1,89 @@
+"""README.md of an exported folder: what it is, how to start the engine with it, what to expect, how to check it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from tercel.draft import DraftModel
+from tercel.interop.launch import DraftShape, launch, trtllm_options
+from tercel.interop.proof import Check
+from tercel.interop.write_limits import NAMES, engine_ids, ids_mean
+
+DRAFT_FILE = "draft.gguf"
+_OPENVINO = (
+    "The conversion needs optimum-intel and an installed diffusers. Without the second step GenAI captures the outputs "
+    "of layers 2, L/2 and L-3, one layer later than other engines; converting again undoes it."
+)
+
+
+def started_with(engine: str, out: Path, target: str, shape: DraftShape) -> str:
+    """The launch line for the folder in its final place."""
+    head = str(out / DRAFT_FILE) if engine == "llamacpp" else str(out)
+    return launch(engine, head, target, shape)
+
+
+def readme(
+    model: DraftModel,
+    engine: str,
+    out: Path,
+    target: str,
+    command: str,
+    checks: Sequence[Check],
+    doubts: Sequence[str],
+    shape: DraftShape,
+) -> str:
+    """Markdown; `model` is placed."""
+    c, who = model.head.config, NAMES[engine]
+    name = model.info.target.name if model.info.target is not None else target
+    written = ", ".join(map(str, engine_ids(engine, c.feature_layers)))
+    meant = ", ".join(map(str, c.feature_layers))
+    server = " --url http://localhost:8000" if engine in ("vllm", "sglang", "speculators", "trtllm") else ""
+    parts = [
+        f"# EAGLE-3 draft head for {name}, as {who} loads it",
+        f"It drafts tokens that `{name}` verifies; the text stays the target's own. Of no use with another model, and "
+        f"written for {who} only: engines disagree on what a checkpoint means.",
+        f"## Start\n```\n{command}\n```",
+        *([_options(out, shape, engine_ids(engine, c.feature_layers))] if engine == "trtllm" else []),
+        *([_OPENVINO] if engine == "openvino" else []),
+        f"## What to expect\n{_expected(model)}",
+        f"## Check\n```\ntercel doctor {shlex.quote(target)} {shlex.quote(str(out))}{server}\n```\n"
+        "compares template, tokenizer, RoPE, positions and vocabulary, and a running server's counters with what this "
+        "head should reach. A wrong reading never shows in the text, only in how many drafts are accepted.",
+        f"## Written as\nLayer ids {written} are {ids_mean(engine)}, so the inputs of layers {meant} of "
+        f"{c.target_num_layers}. norm_before_residual {_said(c.norm_before_residual)}, norm_before_fc "
+        f"{_said(c.norm_before_fc)}, fc_norm {_said(c.fc_norm)}, norm_output {_said(c.norm_output)}.",
+        "Read back as the engine's loader reads it, independently of the writer:\n"
+        + "\n".join(f"- {check.name}: {check.detail}" for check in checks),
+    ]
+    if doubts:
+        parts.append("Mind:\n" + "\n".join(f"- {doubt}" for doubt in doubts))
+    return "\n\n".join(parts) + "\n"
+
+
+def _said(flag: bool) -> str:
+    return "on" if flag else "off"
+
+
+def _options(out: Path, shape: DraftShape, outputs: tuple[int, ...]) -> str:
+    return (
+        "`trtllm.yaml` names this folder where it was written; if it moves, change `speculative_model`:\n"
+        f"```yaml\n{trtllm_options(str(out), shape, outputs)}```"
+    )
+
+
+def _expected(model: DraftModel) -> str:
+    held_out = model.info.measured.get("held_out")
+    if not held_out:
+        return "Nothing was measured on this head."
+    alpha = [float(a) for a in held_out["alpha"]]
+    reached, chances = 1.0, []
+    for a in alpha:
+        reached *= a
+        chances.append(f"{reached:.0%}")
+    return (
+        f"On held-out text a greedy chain of {len(alpha)} kept {held_out['tau']:.2f} tokens a step (the target's own "
+        f"included); its first to last drafted token was accepted in {', '.join(chances)} of the steps. Other prompts "
+        "give other numbers, but a server far below these reads the head wrongly or renders prompts unlike training."
+    )

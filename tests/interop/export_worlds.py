@@ -1,0 +1,73 @@
+"""Tiny heads exported, and folders spoilt afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tercel.draft import DraftModel, DraftVocabulary, HeadInfo, TargetIdentity
+from tercel.interop.export import ExportReport, export_head
+from tests.draft.heads_for_tests import some_vocabulary, tiny_head, tiny_head_config
+from tests.tiny import VOCAB
+
+DEPTH = 8
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+TARGET: dict[str, Any] = {
+    "num_hidden_layers": DEPTH,
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+}
+
+
+def draft(**overrides: Any) -> DraftModel:
+    """A head on layers that are no engine's default, whose RoPE base is not the usual one either."""
+    values = {
+        "feature_layers": (2, 3, 6),
+        "target_num_layers": DEPTH,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        "max_position_embeddings": 512,
+        **overrides,
+    }
+    config = tiny_head_config(**values)
+    pruned = config.draft_vocab_size < VOCAB
+    vocabulary = some_vocabulary(config.draft_vocab_size) if pruned else DraftVocabulary.full(VOCAB)
+    info = HeadInfo(TargetIdentity("tiny", "w", "t"), {"steps": 3}, {"held_out": {"tau": 1.7, "alpha": [0.5, 0.4]}})
+    return DraftModel(tiny_head(config), vocabulary, info)
+
+
+def export(model: DraftModel, engine: str, out: Path, gguf: Path | None = None, **options: Any) -> ExportReport:
+    target = {**TARGET, **options.pop("target", {})}
+    return export_head(
+        model, engine, out, target_name="org/tiny", target_config=target, target_gguf=gguf, **options
+    )
+
+
+def change_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def random_like(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(9))

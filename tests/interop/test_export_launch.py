@@ -1,0 +1,88 @@
+"""Launch lines: what a shell, a JSON or YAML reader and Python make of them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+
+import pytest
+import yaml
+
+from tercel.errors import TercelError
+from tercel.interop.launch import DraftShape, launch, openvino_layers, openvino_python, trtllm_options
+
+HEAD, TARGET = "/data/my heads/a", "org/target"
+
+
+def option(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1]
+
+
+def test_vllm_drafts_a_chain_with_the_head() -> None:
+    words = shlex.split(launch("vllm", HEAD, TARGET, DraftShape(5), "float16"))
+    assert words[:3] == ["vllm", "serve", TARGET]
+    assert option(words, "--dtype") == "float16"
+    assert json.loads(option(words, "--speculative-config")) == {
+        "method": "eagle3",
+        "model": HEAD,
+        "num_speculative_tokens": 5,
+    }
+
+
+def test_speculators_folders_are_served_by_themselves() -> None:
+    words = shlex.split(launch("speculators", HEAD, TARGET, DraftShape(5)))
+    assert words[:3] == ["vllm", "serve", HEAD]
+    assert json.loads(option(words, "--speculative-config")) == {"num_speculative_tokens": 5}
+
+
+@pytest.mark.parametrize(("shape", "nodes"), [(DraftShape(4), "5"), (DraftShape(3, 4, 16), "16")])
+def test_sglang_takes_chains_and_trees(shape: DraftShape, nodes: str) -> None:
+    words = [word for word in shlex.split(launch("sglang", HEAD, TARGET, shape)) if word.strip()]
+    assert option(words, "--model-path") == TARGET
+    assert option(words, "--speculative-algorithm") == "EAGLE3"
+    assert option(words, "--speculative-draft-model-path") == HEAD
+    assert option(words, "--speculative-num-steps") == str(shape.depth)
+    assert option(words, "--speculative-eagle-topk") == str(shape.top_k)
+    assert option(words, "--speculative-num-draft-tokens") == nodes
+
+
+def test_tensorrt_llm_reads_its_options_from_yaml() -> None:
+    options = yaml.safe_load(trtllm_options(HEAD, DraftShape(6), (1, 14, 26)))
+    assert options == {
+        "speculative_config": {
+            "decoding_type": "Eagle3",
+            "max_draft_len": 6,
+            "speculative_model": HEAD,
+            "eagle3_layers_to_capture": [1, 14, 26],
+        }
+    }
+    words = shlex.split(launch("trtllm", HEAD, TARGET, DraftShape(6)))
+    assert words == ["trtllm-serve", TARGET, "--extra_llm_api_options", f"{HEAD}/trtllm.yaml"]
+
+
+def test_openvino_converts_places_layers_and_runs() -> None:
+    text = launch("openvino", HEAD, TARGET, DraftShape(4), "float32")
+    target, head = (shlex.split(line) for line in text.splitlines()[:2])
+    assert option(target, "-m") == TARGET
+    assert option(head, "-m") == HEAD
+    assert "--trust-remote-code" in head
+    assert option(head, "--weight-format") == "fp32"
+    for script in (openvino_layers(f"{HEAD}/openvino.json"), openvino_python(DraftShape(4))):
+        ast.parse(script)
+        assert script in text
+
+
+def test_llamacpp_takes_two_files() -> None:
+    words = shlex.split(launch("llamacpp", "a/draft.gguf", "b/target.gguf", DraftShape(4)))
+    assert words == shlex.split(
+        "llama-server -m b/target.gguf -md a/draft.gguf --spec-type draft-eagle3 --spec-draft-n-max 4"
+    )
+
+
+def test_other_engines_and_shapes_are_refused() -> None:
+    with pytest.raises(TercelError, match="no engine 'tgi'"):
+        launch("tgi", HEAD, TARGET, DraftShape())
+    for wrong in ((0, 1, None), (1, 0, None), (1, 1, 1)):
+        with pytest.raises(TercelError, match="at least 1 and 2 nodes"):
+            DraftShape(*wrong)
