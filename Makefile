@@ -4,7 +4,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,--constraint constraints-cpu.txt)
 
-.PHONY: venv demo test lint bench
+.PHONY: venv demo test lint bench vllm-venv openvino-venv llamacpp-venv test-engines
+ENGINE_VENVS := .venv-vllm .venv-openvino .venv-llamacpp
 
 venv: $(INSTALLED)
 
@@ -25,3 +26,15 @@ test: lint
 
 bench: venv
 	$(BIN)/tercel bench smollm2-135m --tasks demo --json out/bench.json --plot out/bench.png
+
+# The engines that heads are exported for, each in an environment of its own.
+vllm-venv: .venv-vllm/.ready
+openvino-venv: .venv-openvino/.ready
+llamacpp-venv: .venv-llamacpp/.ready
+
+.venv-%/.ready: engines/make_venv.py
+	$(PYTHON) engines/make_venv.py $* .venv-$*
+
+# Exports the shipped head, serves it in every engine and compares text and acceptance; writes docs/engines.json.
+test-engines: venv $(ENGINE_VENVS:%=%/.ready)
+	$(BIN)/python engines/prove.py

@@ -14,7 +14,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tercel.cli import bench, chat, data, demo, generate, inspect, regenerate, train, verify
+from tercel.cli import (
+    bench,
+    chat,
+    data,
+    demo,
+    doctor,
+    export,
+    generate,
+    inspect,
+    push,
+    regenerate,
+    serve_command,
+    train,
+    verify,
+)
 from tercel.errors import TercelError
 
 USER_ERROR, INTERNAL_ERROR, INTERRUPTED = 2, 1, 130
@@ -51,6 +65,10 @@ app.command("chat")(chat.command)
 app.command("verify")(verify.command)
 app.command("bench")(bench.command)
 app.command("inspect")(inspect.command)
+app.command("export")(export.command)
+app.command("doctor")(doctor.command)
+app.command("serve-command")(serve_command.command)
+app.command("push")(push.command)
 app.command("demo")(demo.command)
 data.app.command("regenerate")(regenerate.command)
 app.add_typer(data.app, name="data")

@@ -2,36 +2,99 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from tercel.cli.consoles import result_console
-from tercel.cli.options import JsonFile
+from tercel.cli.consoles import counting_bar, result_console
+from tercel.cli.groups import with_groups
+from tercel.cli.models import open_target
+from tercel.cli.options import DataDirs, JsonFile, LayerIds, LayerIdsOption, ModelOptions, OnlyHead
+from tercel.cli.probe_table import probe_table
+from tercel.errors import TercelError
 from tercel.files import write_json
 from tercel.heads import resolve_head
 
 if TYPE_CHECKING:
+    from tercel.deploy.probe import ProbeReport
+    from tercel.draft import DraftModel
     from tercel.draft.inspect import HeadReport
+    from tercel.target.model import Target
+
+PROBE_TASKS = "demo:4"
 
 
+@with_groups
 def command(
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder, or a target with a shipped head.")],
+    head: OnlyHead,
+    model: ModelOptions,
+    target: Annotated[
+        str | None, typer.Option(metavar="TARGET", help="The target beside which to explain it.", show_default=False)
+    ] = None,
+    layer_ids: LayerIdsOption = LayerIds.auto,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure whether it was read as meant, on a few answers of --target.")
+    ] = False,
+    tasks: Annotated[
+        str,
+        typer.Option(metavar="NAME_OR_FILE[:N],…", help="What the target answers for --probe."),
+    ] = PROBE_TASKS,
+    data_dir: DataDirs = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Explain a draft head: shapes, cost, target, training and measured numbers."""
+    """Explain a draft head in any format: shapes, cost, target, training, how its files were read, what seems wrong."""
+    from tercel.decode.compat import load_draft
     from tercel.draft.inspect import inspect_head
+    from tercel.interop.files import read_weights
+    from tercel.interop.read import read_head
 
-    report = inspect_head(resolve_head(head, head))
+    if probe and target is None:
+        raise TercelError("--probe measures a head on its target's answers; give --target")
+    path = resolve_head(head, head)
+    loaded = open_target(target, model) if target is not None else None
+    if loaded is None:
+        draft = read_head(path, layer_ids=layer_ids.meaning)
+    else:
+        draft = load_draft(head, loaded, force=True, layer_ids=layer_ids.meaning)
+    report = inspect_head(draft, read_weights(path).tensors)
     console = result_console()
     console.print(tensor_table(report))
     console.print(fact_table(report))
+    if report.conventions:
+        console.print(convention_table(report))
     for warning in report.warnings:
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+    found: dict[str, Any] = report.to_json()
+    if probe and loaded is not None:
+        measured = measure(draft, loaded, tasks, data_dir)
+        console.print(probe_table(measured))
+        console.print(Text(measured.verdict, style="" if measured.holds else "bold yellow"), soft_wrap=True)
+        found["probe"] = measured.to_json()
     if json_file is not None:
-        write_json(json_file, report.to_json())
+        write_json(json_file, found)
+
+
+def measure(model: DraftModel, target: Target, tasks: str, data_dir: DataDirs) -> ProbeReport:
+    """The head's acceptance as read, and with each reading changed."""
+    from tercel.deploy.probe import probe
+    from tercel.measure.tasks import first_prompts, parse_tasks
+
+    prompts = first_prompts(target.tokenizer, parse_tasks(tasks, tuple(data_dir or ())))
+    with counting_bar("answers") as bar:
+        return probe(model, target, prompts, progress=lambda done, total: bar(done, total, ""))
+
+
+def convention_table(report: HeadReport) -> Table:
+    """What formats disagree on, as it was read."""
+    table = Table("what formats disagree on", "read as", "because", title=f"format: {report.format}")
+    table.title_justify = "left"
+    for column in table.columns:
+        column.overflow = "fold"
+    for convention in report.conventions:
+        table.add_row(convention.name, convention.value, convention.source)
+    return table
 
 
 def tensor_table(report: HeadReport) -> Table:
@@ -56,14 +119,14 @@ def fact_table(report: HeadReport) -> Table:
 def facts(report: HeadReport) -> dict[str, str]:
     """What the table says, by row."""
     config, cost = report.config, report.cost
-    layers = ", ".join(map(str, config.feature_layers))
     coverage = "" if report.coverage is None else f", {report.coverage:.2%} of the text it learned from"
-    target = report.target or {"name": "not recorded", "weights": "-", "tokenizer": "-"}
+    whose = report.training.get("target_name", "not recorded")
+    target = report.target or {"name": whose, "weights": "-", "tokenizer": "-"}
     held_out = report.measured.get("held_out")
     training = report.training
     rows = {
         "target": f"{target['name']} (weights {target['weights']}, tokenizer {target['tokenizer']})",
-        "feature layers": f"inputs of layers {layers} of {config.target_num_layers}",
+        "feature layers": _layers(report),
         "kind": _kind(report),
         "draft vocabulary": f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens{coverage}",
         "positions": f"{config.max_position_embeddings:,}",
@@ -90,8 +153,25 @@ def facts(report: HeadReport) -> dict[str, str]:
     return rows
 
 
+def _layers(report: HeadReport) -> str:
+    from tercel.draft import Eagle1Config
+
+    config = report.config
+    if isinstance(config, Eagle1Config):
+        return "the last hidden state, after the final norm"
+    if not config.feature_layers:
+        return "not listed: inputs of layers 2, L/2 and L-3 of the target's L, as engines take them (see --target)"
+    depth = "" if config.target_num_layers is None else f" of {config.target_num_layers}"
+    return f"inputs of layers {', '.join(map(str, config.feature_layers))}{depth}"
+
+
 def _kind(report: HeadReport) -> str:
-    newer = [
-        name for name, on in (("fc_norm", report.config.fc_norm), ("norm_output", report.config.norm_output)) if on
-    ]
-    return f"EAGLE-3.1 ({', '.join(newer)})" if newer else "EAGLE-3"
+    from tercel.draft import Eagle1Config
+
+    config = report.config
+    if isinstance(config, Eagle1Config):
+        return "EAGLE-1 or EAGLE-2 (drafts with the target's output layer)"
+    flags = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "attention_bias", "own_embeddings")
+    found = [name for name in flags if vars(config)[name]]
+    newer = "EAGLE-3.1" if config.fc_norm or config.norm_output else "EAGLE-3"
+    return f"{newer} ({', '.join(found)})" if found else newer

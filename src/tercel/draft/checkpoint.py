@@ -106,19 +106,21 @@ def save_head(
                 f"writing the head to {out} failed: {error}; free space or choose another --out"
             ) from error
         write_json(partial / "config.json", public_config(model.head.config, dtype))
-        write_json(
-            partial / "tercel.json",
-            {
-                "format": FORMAT,
-                "layer_ids_mean": "input of decoder layer i",
-                "head": model.head.config.to_dict(),
-                "target": asdict(model.info.target) if model.info.target else None,
-                "training": model.info.training,
-                "measured": model.info.measured,
-            },
-        )
+        write_json(partial / "tercel.json", description(model))
         if card is not None:
             (partial / "README.md").write_text(card, encoding="utf-8")
+
+
+def description(model: DraftModel) -> dict[str, Any]:
+    """What `tercel.json` holds: sizes, target, history and results, from which the folder is read back exactly."""
+    return {
+        "format": FORMAT,
+        "layer_ids_mean": "input of decoder layer i",
+        "head": model.head.config.to_dict(),
+        "target": asdict(model.info.target) if model.info.target else None,
+        "training": model.info.training,
+        "measured": model.info.measured,
+    }
 
 
 def public_config(c: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:

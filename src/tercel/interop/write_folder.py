@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tercel.draft import DraftModel
-from tercel.draft.checkpoint import FORMAT
+from tercel.draft.checkpoint import description
 from tercel.errors import TercelError
 from tercel.files import share_as_usual, write_json
 
@@ -53,13 +51,4 @@ def _maps(model: DraftModel, engine: str) -> dict[str, Tensor]:
 
 def write_own_file(model: DraftModel, folder: Path) -> None:
     """`tercel.json`, which no engine reads: with it the folder is read back exactly, history included."""
-    target = model.info.target
-    facts: dict[str, Any] = {
-        "format": FORMAT,
-        "layer_ids_mean": "input of decoder layer i",
-        "head": model.head.config.to_dict(),
-        "target": asdict(target) if target is not None else None,
-        "training": model.info.training,
-        "measured": model.info.measured,
-    }
-    write_json(folder / "tercel.json", facts)
+    write_json(folder / "tercel.json", description(model))

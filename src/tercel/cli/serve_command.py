@@ -1,0 +1,102 @@
+"""`tercel serve-command`: the line that starts an engine with a head."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tercel.cli.consoles import fetching_bar
+from tercel.cli.options import Dtype, JsonFile, LayerIds, LayerIdsOption, OnlyHead
+from tercel.errors import TercelError
+from tercel.files import write_json
+
+if TYPE_CHECKING:
+    from tercel.draft import DraftModel
+
+
+class ServingEngine(str, Enum):
+    vllm = "vllm"
+    sglang = "sglang"
+    trtllm = "trtllm"
+
+
+def command(
+    head: OnlyHead,
+    engine: Annotated[ServingEngine, typer.Option(help="What shall serve.", show_default=False)],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            help="The target as the engine will load it: a folder or a name of the Hub.",
+            show_default="the one HEAD records",
+        ),
+    ] = None,
+    depth: Annotated[int, typer.Option(min=1, help="Tokens drafted one after another.")] = 4,
+    top_k: Annotated[int, typer.Option(min=1, help="Branches of a node: more than 1 is a tree (SGLang).")] = 1,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=2, help="Tokens verified at once, root included.", show_default="all that are drafted"),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="What the engine computes in.")] = Dtype.bfloat16,
+    layer_ids: LayerIdsOption = LayerIds.auto,
+    json_file: JsonFile = None,
+) -> None:
+    """Print the line that starts an engine with HEAD and its speculation settings.
+
+    A warning on standard error says if the engine would read this folder otherwise than it is meant, and which
+    `tercel export` to run first.
+    """
+    if engine is not ServingEngine.sglang and (top_k > 1 or nodes is not None):
+        raise TercelError(f"{engine.value} drafts only chains; leave out --top-k and --nodes, or take --engine sglang")
+    from tercel.deploy.serve import is_speculators, misread_by
+    from tercel.heads import resolve_head
+    from tercel.interop.launch import DraftShape, launch
+    from tercel.interop.read import read_head
+
+    path = resolve_head(head, head).absolute()
+    model = read_head(path, layer_ids=layer_ids.meaning)
+    name, layers, kind = served_target(target, model)
+    if layers is not None:
+        placed = model.eagle3
+        placed.config = placed.config.placed(layers)
+        model = replace(model, head=placed)
+    loaded_as = "speculators" if engine is ServingEngine.vllm and is_speculators(model) else engine.value
+    line = launch(loaded_as, str(path), name, DraftShape(depth, top_k, nodes), dtype.value)
+    doubt = misread_by(loaded_as, model, path, kind)
+    warning = None if doubt is None else _warning(doubt, head, engine.value)
+    typer.echo(line)
+    if warning is not None:
+        typer.echo(warning, err=True)
+    if json_file is not None:
+        write_json(json_file, {"engine": engine.value, "target": name, "command": line, "warning": warning})
+
+
+def served_target(given: str | None, model: DraftModel) -> tuple[str, int | None, str | None]:
+    """What the engine loads as the target, how many layers that has, and its model type, as far as they can be known.
+
+    Raises `TercelError` if no target is given or recorded, or if it is given and cannot be found.
+    """
+    from tercel.target.sources import load_config, resolve
+    from tercel.target.wheels import BUILTIN
+
+    recorded = model.info.target.name if model.info.target is not None else model.info.training.get("target_name")
+    name = given or recorded
+    if not name:
+        raise TercelError("the head does not record its target; give --target")
+    here = name.lower() in BUILTIN or Path(name).expanduser().exists()
+    if not here:  # a name of the Hub, which the engine will fetch
+        return name, model.head.config.target_num_layers, None
+    with fetching_bar() as on_bytes:
+        path = str(Path(resolve(name, on_bytes).path).absolute())
+        config = load_config(name, progress=on_bytes).get_text_config()
+    return path, config.num_hidden_layers, config.model_type
+
+
+def _warning(doubt: str, head: str, engine: str) -> str:
+    export = f"tercel export {shlex.quote(head)} --to {engine} --out DIR"
+    return f"warning: {engine} would not load this folder as it is meant ({doubt}); run `{export}` first, serve DIR"

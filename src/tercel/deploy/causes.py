@@ -1,0 +1,83 @@
+"""Which known misreading of a head would give the acceptance that a server shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tercel.chat import TokenizedChat
+from tercel.deploy.chains import greedy_chains
+from tercel.deploy.server import Counts, Draft
+from tercel.deploy.variants import AS_READ, faults
+from tercel.draft import DraftModel
+from tercel.target.model import Target
+
+NEAR = 0.1  # a fault explains what was measured if its tokens a step are within this share of it
+
+
+@dataclass(frozen=True)
+class Cause:
+    """setting: what the server would do unlike this package. tau: tokens a step that a greedy chain would then reach.
+    distance: how far that is from what was measured (in log-likelihood a draft where the server tells positions, else
+    in relative tokens a step). explains: nearer than the head as read, and near."""
+
+    setting: str
+    tau: float
+    distance: float
+    explains: bool
+    remedy: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"setting": self.setting, "tau": self.tau, "distance": self.distance, "explains": self.explains}
+
+
+def rank_causes(
+    model: DraftModel,
+    target: Target,
+    answers: Sequence[TokenizedChat],
+    draft: Draft,
+    counts: Sequence[Counts],
+    ratio: float,
+) -> tuple[Cause, ...]:
+    """Simulate the faults on the target's answers and sort them by how well they match; `ratio` is the server's
+    tokens a step over what the head should reach. Causes of equal distance keep the order of `faults`, which is that
+    of how often they are met."""
+    simulated = []
+    for variant in faults(model, target):
+        chains = greedy_chains(variant.model, target, answers, draft.depth)
+        walks = [step for chain in chains for step in chain.walk()]
+        simulated.append((variant, sum(len(chain.runs) for chain in chains) / len(walks), walks))
+    as_read = simulated[0][1]
+    told = draft.top_k == 1 and all(c.per_position is not None for c in counts)
+    causes = []
+    for variant, tau, walks in simulated:
+        apart = abs(math.log(tau / as_read / ratio))
+        distance = _unlikeness(walks, counts, draft.depth) if told else apart
+        causes.append((variant, tau, distance, apart))
+    limit = next(distance for variant, _, distance, _ in causes if variant.setting == AS_READ)
+    ranked = sorted((c for c in causes if c[0].setting != AS_READ), key=lambda cause: cause[2])
+    return tuple(
+        Cause(variant.setting, tau, distance, distance < limit and apart < NEAR, variant.remedy)
+        for variant, tau, distance, apart in ranked
+    )
+
+
+def _unlikeness(walks: Sequence[int], counts: Sequence[Counts], depth: int) -> float:
+    """Mean negative log-likelihood of the server's drafts, each right or wrong with the simulated probability of its
+    position given that those before were right."""
+    total, tries = 0.0, 0.0
+    for position in range(depth):
+        reached = [walk for walk in walks if walk >= position]
+        share = (sum(walk > position for walk in reached) + 0.5) / (len(reached) + 1)
+        tried = sum(c.drafts if position == 0 else _at(c, position - 1) for c in counts)
+        right = sum(_at(c, position) for c in counts)
+        total -= right * math.log(share) + max(tried - right, 0.0) * math.log(1 - share)
+        tries += tried
+    return total / max(tries, 1.0)
+
+
+def _at(counts: Counts, position: int) -> float:
+    positions = counts.per_position or ()
+    return positions[position] if position < len(positions) else 0.0

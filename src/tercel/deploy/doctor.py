@@ -1,0 +1,97 @@
+"""The check-up of a head beside its target, without running it: one finding after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tercel.chat.template import TemplateRefusalError
+from tercel.decode.compat import check_fits
+from tercel.deploy.findings import CheckUp, Finding
+from tercel.deploy.head_checks import (
+    identity_findings,
+    layer_findings,
+    norm_findings,
+    position_findings,
+    rope_findings,
+    size_findings,
+)
+from tercel.deploy.head_files import HeadFiles
+from tercel.deploy.template_check import template_findings
+from tercel.deploy.weight_checks import (
+    embedding_findings,
+    precision_findings,
+    quantisation_findings,
+    vocabulary_findings,
+)
+from tercel.draft import DraftModel
+from tercel.errors import TercelError
+from tercel.target.model import Target
+
+_PROMPT = 16  # tokens that features are looked at on
+
+
+def examine(model: DraftModel, target: Target) -> CheckUp:
+    """Everything that can be told of a head and its target from files and a few tokens.
+
+    Raises `TercelError` only for files that cannot be read; whatever does not fit is a finding.
+    """
+    findings = tuple(_findings(model, target))
+    if not any(finding.level == "problem" for finding in findings):
+        findings = (*findings, *_accepted_here(model, target))
+    return CheckUp(target.source.name, str(model.path or "head"), model.format, findings)
+
+
+def fits(model: DraftModel, target: Target) -> bool:
+    """Whether the head can be run with the target at all."""
+    try:
+        check_fits(model, target, force=True)
+    except TercelError:
+        return False
+    return True
+
+
+def without_comparison(report: CheckUp) -> CheckUp:
+    """The check-up of a head that cannot be run here, so that no server can be compared with it."""
+    finding = Finding(
+        "server acceptance",
+        "note",
+        "the head does not fit the target, so the server was not asked anything",
+        "mend what is named above first",
+    )
+    return replace(report, findings=(*report.findings, finding))
+
+
+def _findings(model: DraftModel, target: Target) -> Iterator[Finding]:
+    files = HeadFiles.read(model.path) if model.path is not None else HeadFiles()
+    yield from size_findings(model, target)
+    yield from identity_findings(model, target)
+    if target.tokenizer_or_none is not None:
+        try:
+            yield from template_findings(target.tokenizer, model.info.training, model.path)
+        except TemplateRefusalError as error:
+            yield Finding("template", "problem", f"the template refuses a plain conversation ({error})", "repair it")
+    yield from layer_findings(model, target, files)
+    yield from norm_findings(model, files)
+    yield from rope_findings(model, target, files)
+    yield from position_findings(model, target, files)
+    yield from vocabulary_findings(model, target)
+    yield from embedding_findings(model, target)
+    yield from precision_findings(model, target, files, _some_tokens(target))
+    yield from quantisation_findings(target, files)
+    for warning in model.warnings:
+        yield Finding("file", "warning", warning)
+
+
+def _accepted_here(model: DraftModel, target: Target) -> Iterator[Finding]:
+    """What decoding itself would refuse, where no check above has said so."""
+    try:
+        check_fits(model, target, force=True)
+    except TercelError as error:
+        yield Finding("loading", "problem", str(error), "take the head of this target")
+
+
+def _some_tokens(target: Target) -> list[int]:
+    """Different tokens spread over the vocabulary, the first one first, as at the start of a text."""
+    step = max(1, target.vocab_size // _PROMPT)
+    return list(range(0, target.vocab_size, step))[:_PROMPT]

@@ -1,0 +1,218 @@
+"""A head beside its target: sizes, layers, norms, RoPE, positions, identity; what fails or costs acceptance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from tercel.deploy.findings import Finding
+from tercel.deploy.head_files import HeadFiles
+from tercel.draft import DraftModel, HeadConfig
+from tercel.draft.config import engine_default_layers
+from tercel.target.model import Target
+
+_PROBE = "measure it: `tercel inspect HEAD --target TARGET --probe`"
+_FIXED_LAYERS = 3  # what llama.cpp and OpenVINO take
+
+
+def size_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
+    """Widths, depth and vocabulary sizes; without these two fitting nothing else does."""
+    head, name = model.head.config, target.source.name
+    wrong = []
+    if head.target_hidden_size != target.hidden_size:
+        wrong.append(f"takes features of width {head.target_hidden_size}, the target has {target.hidden_size}")
+    if head.target_num_layers not in (None, target.num_layers):
+        wrong.append(f"is for {head.target_num_layers} layers, the target has {target.num_layers}")
+    if head.vocab_size != target.vocab_size:
+        wrong.append(f"is for {head.vocab_size} tokens, the target has {target.vocab_size}")
+    if wrong:
+        yield Finding("sizes", "problem", f"the head {'; it '.join(wrong)}", f"take a head made for {name}")
+    else:
+        yield Finding("sizes", "ok", f"width {target.hidden_size}, {target.vocab_size} tokens: as the target's")
+
+
+def layer_findings(model: DraftModel, target: Target, files: HeadFiles) -> Iterator[Finding]:
+    """Feature layers: in range, and whether they look like ids of another convention."""
+    check, depth = "feature layers", target.num_layers
+    layers = model.head.config.feature_layers or engine_default_layers(depth)
+    default = engine_default_layers(depth)
+    beyond = [layer for layer in layers if not 0 <= layer < depth]
+    if beyond:
+        yield Finding(
+            check,
+            "problem",
+            f"the head reads the input of layer {beyond[0]}, but the target has layers 0..{depth - 1}",
+            "take a head made for this target, or read its ids the other way (--layer-ids input)",
+        )
+        return
+    doubt = _doubt(layers, default)
+    if doubt:
+        yield Finding(check, "warning", f"the inputs of layers {_listed(layers)} are captured; {doubt}", _PROBE)
+    elif len(layers) != _FIXED_LAYERS:
+        yield Finding(
+            check,
+            "note",
+            f"{len(layers)} layers are captured ({_listed(layers)})",
+            f"llama.cpp and OpenVINO take exactly {_FIXED_LAYERS}; serve with vLLM or SGLang",
+        )
+    else:
+        yield Finding(check, "ok", f"the inputs of layers {_listed(layers)} of {depth}")
+    if model.format == "tercel":
+        said = [tuple(v) for v in files.settings("eagle_aux_hidden_state_layer_ids").values() if isinstance(v, list)]
+        other = next((ids for ids in said if ids != layers), () if said or layers == default else default)
+        if other:
+            yield _contradiction(check, _listed(other), _listed(layers))
+
+
+def _doubt(layers: tuple[int, ...], default: tuple[int, ...]) -> str:
+    if layers == tuple(i - 1 for i in default):
+        return "each is one below what engines take by default, as if output ids had been read as input ids"
+    if layers == tuple(i + 1 for i in default):
+        return "each is one above what engines take by default, as if input ids had been read as output ids"
+    if tuple(sorted(set(layers))) != layers:
+        return "they do not ascend, and engines may sort them"
+    return ""
+
+
+def norm_findings(model: DraftModel, files: HeadFiles) -> Iterator[Finding]:
+    """norm_before_residual: engines' defaults differ, so it has to be said."""
+    check, value = "norm_before_residual", model.head.config.norm_before_residual
+    said = files.settings(check)
+    if any(stated is not value for stated in said.values()):
+        yield _contradiction(check, str(next(iter(said.values()))).lower(), str(value).lower())
+    elif "" in said:
+        yield Finding(check, "ok", f"config.json says {str(value).lower()}")
+    elif "speculators_model_type" in files.config:
+        yield Finding(
+            check,
+            "warning",
+            f"config.json does not say it: vLLM then takes true, speculators false (read here as {str(value).lower()})",
+            f"write it into config.json; which one is right, {_PROBE.removeprefix('measure it: ')} tells",
+        )
+    else:
+        yield Finding(check, "note", "config.json does not say it, which vLLM and SGLang take as false", _PROBE)
+
+
+def rope_findings(model: DraftModel, target: Target, files: HeadFiles) -> Iterator[Finding]:
+    """RoPE base and scaling: of config.json within itself, of the head, and of the target."""
+    check, rope = "rope", model.head.config.rope_parameters
+    theta, wanted = float(rope["rope_theta"]), _rope_of(target)
+    stated = files.rope_thetas()
+    odd = next(((where, value) for where, value in stated.items() if not math.isclose(value, theta)), None)
+    if odd:
+        where, value = odd
+        yield Finding(
+            check,
+            "problem",
+            f"config.json has {where} {value:g}, but the head works with {theta:g}; engines read config.json",
+            "export the head again, or write the base it was trained with into every place",
+        )
+    elif not stated and files.config and not math.isclose(theta, 10_000):
+        yield Finding(
+            check,
+            "problem",
+            f"config.json names no rope_theta, so engines take 10000 where the head works with {theta:g}",
+            "export the head again with `tercel export`",
+        )
+    kind, its_kind = rope.get("rope_type", "default"), wanted.get("rope_type", "default")
+    if math.isclose(theta, float(wanted["rope_theta"])) and kind == its_kind:
+        yield Finding(check, "ok", f"base {theta:g}, {kind}: as the target's")
+    else:
+        yield Finding(
+            check,
+            "warning",
+            f"the head rotates with base {theta:g} ({kind}), its target with {wanted['rope_theta']:g} ({its_kind}); "
+            "that is right only if it was trained so",
+            _PROBE,
+        )
+
+
+def position_findings(model: DraftModel, target: Target, files: HeadFiles) -> Iterator[Finding]:
+    """The longest text that the head declares, and that it has seen."""
+    check, limit = "positions", model.head.config.max_position_embeddings
+    stated = [v for v in files.settings(_LIMIT).values() if isinstance(v, int)]
+    limit = min([limit, *stated])
+    if limit < target.context_length:
+        yield Finding(
+            check,
+            "problem",
+            f"the head declares {limit} positions, but its target goes on to {target.context_length}; "
+            "engines crash or slow down beyond",
+            f"serve with at most {limit} tokens (--max-model-len {limit}), or declare the target's limit",
+        )
+    else:
+        yield Finding(check, "ok", f"{limit} positions, enough for the target's {target.context_length}")
+    recipe = model.info.training.get("recipe")
+    trained = recipe.get("max_length") if isinstance(recipe, dict) else None
+    if isinstance(trained, int) and trained < limit:
+        yield Finding(
+            check,
+            "note",
+            f"the head was trained on at most {trained} tokens",
+            "measure acceptance on longer prompts if you serve such",
+        )
+
+
+def identity_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
+    """Whether this is the target that the head was trained for: by digests, where they are recorded."""
+    identity = model.info.target
+    if identity is None:
+        yield Finding(
+            "identity",
+            "note",
+            "the head does not record its target",
+            f"make sure that it was trained for {target.source.name}; {_PROBE}",
+        )
+        return
+    if target.tokenizer_or_none is not None:
+        if identity.tokenizer != target.tokenizer_digest:
+            yield Finding(
+                "tokenizer",
+                "problem",
+                f"the head was trained with the tokenizer of {identity.name}, and the target's has other tokens",
+                "give the target it was trained for; the same text is other numbers here",
+            )
+        else:
+            yield Finding("tokenizer", "ok", f"the same tokens as in training ({identity.name})")
+    if identity.weights != target.fingerprint:
+        yield Finding(
+            "weights",
+            "warning",
+            f"the head was trained for {identity.name}, whose weights are not these",
+            "expect lower acceptance, or train it further on this target's answers (--start-from)",
+        )
+    else:
+        yield Finding("weights", "ok", f"the very weights that the head was trained for ({identity.name})")
+
+
+_LIMIT = "max_position_embeddings"
+
+
+def _rope_of(target: Target) -> dict[str, Any]:
+    """The RoPE settings that a head made for this target would have."""
+    return HeadConfig.for_target(
+        target.config,
+        feature_layers=(0,),
+        vocab_size=target.vocab_size,
+        draft_vocab_size=1,
+        max_position_embeddings=1,
+    ).rope_parameters
+
+
+def rope_theta_of(target: Target) -> float:
+    """The RoPE base that a head made for this target would have."""
+    return float(_rope_of(target)["rope_theta"])
+
+
+def _contradiction(check: str, engines: str, own: str) -> Finding:
+    return Finding(
+        check,
+        "problem",
+        f"config.json, which engines read, says {engines}, but the head works with {own}",
+        "export the head again with `tercel export`",
+    )
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, layers))

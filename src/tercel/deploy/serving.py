@@ -1,0 +1,184 @@
+"""A running server against this package, on the same head, target and prompts: text, prompts, acceptance; and if
+acceptance falls short, which known fault would give what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tercel.decode.eagle3 import Eagle3, TreeShape
+from tercel.decode.engine import Engine
+from tercel.decode.proposer import Proposer
+from tercel.decode.sampling import SamplingParams
+from tercel.decode.vanilla import Vanilla
+from tercel.deploy.causes import Cause, rank_causes
+from tercel.deploy.findings import Finding
+from tercel.deploy.probe import SLOTS, answer_all, answered
+from tercel.deploy.served_checks import (
+    Acceptance,
+    Pair,
+    acceptance_finding,
+    differs,
+    falls_short,
+    template_finding,
+    text_finding,
+    traffic_finding,
+)
+from tercel.deploy.server import Draft, SeenPrompt, Served, Server
+from tercel.draft import DraftModel
+from tercel.errors import TercelError
+from tercel.measure.divergence import Progress
+from tercel.measure.intervals import Interval, proportion, ratio_of_totals, speedup
+from tercel.measure.tasks import Prompt, Question, prompt_ids, question_messages
+from tercel.target.model import Target
+
+
+@dataclass(frozen=True)
+class ServingReport:
+    """server, tercel: acceptance there and here on the same prompts; ratio: the server's tokens a step over ours,
+    prompts resampled in pairs. causes: what would explain a shortfall, the likeliest first."""
+
+    engine: str
+    draft: Draft
+    prompts: int
+    same_text: int
+    server: Acceptance
+    tercel: Acceptance
+    ratio: Interval
+    causes: tuple[Cause, ...]
+    findings: tuple[Finding, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "engine": self.engine,
+            "draft": asdict(self.draft),
+            "prompts": self.prompts,
+            "same_text": self.same_text,
+            "acceptance_server": self.server.to_json(),
+            "acceptance_tercel": self.tercel.to_json(),
+            "ratio": self.ratio.value,
+            "ratio_ci95": self.ratio.ci95,
+            "causes": [cause.to_json() for cause in self.causes],
+        }
+
+
+def compare_with_server(
+    server: Server,
+    target: Target,
+    model: DraftModel,
+    questions: Sequence[Question],
+    max_new_tokens: int,
+    progress: Progress = lambda done, total: None,
+) -> ServingReport:
+    """Ask the server and this package the same questions, greedily.
+
+    Raises `TercelError` if the server cannot be reached, drafts nothing, or answers unlike its engine.
+    """
+    prompts = [Prompt(question.id, prompt_ids(target.tokenizer, question)) for question in questions]
+    params, total = SamplingParams(max_new_tokens=max_new_tokens), 3 * len(prompts)
+    served = []
+    for done, prompt in enumerate(prompts, 1):  # one by one, so that the counters belong to this prompt
+        served.append(server.answer(prompt.tokens, max_new_tokens))
+        progress(done, total)
+    draft = _draft_of(server, served)
+    proposers: tuple[Proposer, ...] = (Vanilla(), Eagle3(model, target, _shape(draft)))
+    results = []
+    for number, proposer in enumerate(proposers, 1):
+        before, engine = number * len(prompts), Engine(target, proposer, slots=SLOTS)
+        results.append(answer_all(engine, prompts, params, _counting_from(before, total, progress)))
+    pairs = [
+        Pair(prompt, answer, plain.tokens, drafted)
+        for prompt, answer, plain, drafted in zip(prompts, served, *results, strict=True)
+    ]
+    return _report(server, target, model, draft, pairs, _chat_prompt(server, target, questions[0]))
+
+
+def _counting_from(before: int, total: int, progress: Progress) -> Progress:
+    return lambda done, _: progress(before + done, total)
+
+
+def _draft_of(server: Server, served: Sequence[Served]) -> Draft:
+    """What the server drafts: as it says, or as its counters show."""
+    draft = server.draft()
+    counts = [answer.counts for answer in served]
+    steps, drafted = sum(c.drafts for c in counts), sum(c.drafted for c in counts)
+    if steps == 0:
+        raise TercelError(
+            f"the server drafted nothing for {len(served)} prompts, so it runs without the head; start it with the "
+            f"line that `tercel serve-command HEAD --engine {server.engine}` prints"
+        )
+    # the last chain of an answer may be cut, so the mean lies a little below the depth
+    return draft or Draft(max(1, math.ceil(drafted / steps - 1e-9)))
+
+
+def _shape(draft: Draft) -> TreeShape:
+    return TreeShape.chain(draft.depth) if draft.top_k == 1 else TreeShape(draft.top_k, draft.depth, draft.nodes)
+
+
+def _chat_prompt(server: Server, target: Target, question: Question) -> SeenPrompt | TercelError | None:
+    """The server's own rendering of a question; None for a target without a template."""
+    if not target.tokenizer.chat_template:
+        return None
+    try:
+        return server.chat_prompt([message.to_json() for message in question_messages(question)])
+    except TercelError as error:  # some servers have no chat route; that is told, and the rest goes on
+        return error
+
+
+def _report(
+    server: Server,
+    target: Target,
+    model: DraftModel,
+    draft: Draft,
+    pairs: Sequence[Pair],
+    seen: SeenPrompt | TercelError | None,
+) -> ServingReport:
+    usable = [pair for pair in pairs if pair.usable]
+    if not usable:
+        raise TercelError("every answer ended before a draft could be verified; give longer --tasks")
+    theirs = [_steps_of(pair.served) for pair in usable]
+    ours = [(float(len(pair.drafted.tokens) - 1), float(pair.drafted.steps)) for pair in usable]
+    ratio = speedup(*_columns(theirs), *_columns(ours))
+    there, here = _server_acceptance(usable, theirs), _own_acceptance(usable, ours, draft.depth)
+    same = [differs(target, pair) is None for pair in pairs]
+    text = text_finding(target, pairs)
+    template = template_finding(seen, pairs[0].prompt.tokens)
+    causes: tuple[Cause, ...] = ()
+    traffic = traffic_finding(pairs, draft)
+    if falls_short(ratio) and traffic is None:
+        answers = [answered(pair.prompt, pair.plain) for pair in usable]
+        causes = rank_causes(model, target, answers, draft, [pair.served.counts for pair in usable], ratio.value)
+    acceptance = traffic or acceptance_finding(server.engine, there, here, ratio, causes, text)
+    findings = tuple(finding for finding in (template, text, acceptance) if finding is not None)
+    return ServingReport(server.engine, draft, len(pairs), sum(same), there, here, ratio, causes, findings)
+
+
+def _steps_of(served: Served) -> tuple[float, float]:
+    """Tokens behind an answer's first, and the steps that made them.
+
+    Not the accepted drafts: some engines count those that an answer's end cut off, and some do not draft them.
+    """
+    return float(served.length - 1), served.counts.drafts
+
+
+def _columns(rows: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [tokens for tokens, _ in rows], [steps for _, steps in rows]
+
+
+def _server_acceptance(pairs: Sequence[Pair], steps: Sequence[tuple[float, float]]) -> Acceptance:
+    told = [pair.served.counts.per_position for pair in pairs]
+    if any(positions is None for positions in told):
+        return Acceptance(ratio_of_totals(*_columns(steps)), None)
+    known = [positions for positions in told if positions is not None]
+    drafts, depth = int(sum(count for _, count in steps)), max(map(len, known))
+    sums = [int(sum(positions[i] for positions in known if i < len(positions))) for i in range(depth)]
+    shares = tuple(proportion(min(count, drafts), drafts) for count in sums)
+    return Acceptance(ratio_of_totals(*_columns(steps)), shares)
+
+
+def _own_acceptance(pairs: Sequence[Pair], steps: Sequence[tuple[float, float]], depth: int) -> Acceptance:
+    accepted = [count for pair in pairs for count in pair.drafted.accepted]
+    shares = tuple(proportion(sum(count > i for count in accepted), len(accepted)) for i in range(depth))
+    return Acceptance(ratio_of_totals(*_columns(steps)), shares)

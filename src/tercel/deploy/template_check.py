@@ -1,0 +1,200 @@
+"""Whether prompts are rendered for serving as they were for training: the commonest cause of low acceptance."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from tercel.chat import Conversation, Message, serving_prompt
+from tercel.chat.render import Renderer
+from tercel.chat.template import render_text
+from tercel.deploy.findings import Finding
+from tercel.errors import TercelError
+from tercel.target.sources import load_tokenizer
+
+RECORD = "chat_template"  # key of a head's training record
+_THINKING = ("enable_thinking", "thinking")  # what templates call the switch
+_CLOCK = re.compile(r"strftime_now|date_string")
+_QUESTION, _ANSWER = Message("user", "What is 2 + 2?"), Message("assistant", "It is 4.")
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class TemplateIdentity:
+    """Short digests of a chat template's source and of what it makes of a fixed conversation."""
+
+    source: str
+    rendered: str
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> TemplateIdentity:
+        """Raises `TemplateRefusalError` if the template refuses a question, its answer and another question."""
+        messages = [_QUESTION, _ANSWER, _QUESTION]
+        return cls(_digest(tokenizer.get_chat_template()), _digest(render_text(tokenizer, messages, prompt=True)))
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def template_findings(
+    tokenizer: PreTrainedTokenizerBase, training: Mapping[str, Any], folder: Path | None
+) -> Iterator[Finding]:
+    """What is to be known of the target's template, of the one the head was trained with (`training`: the head's
+    record), and of the one in the head's own folder, if there is one."""
+    if not tokenizer.chat_template:
+        yield Finding(
+            "template",
+            "note",
+            "the target has no chat template, so text is continued as it stands",
+            "send the server plain prompts (/v1/completions), as the head was trained on",
+        )
+        return
+    yield _rendered(tokenizer)
+    yield _recorded(tokenizer, training)
+    yield from _default_system(tokenizer)
+    yield from _switches(tokenizer)
+    if folder is not None and (folder / "tokenizer_config.json").is_file():
+        yield _beside_head(tokenizer, folder)
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase) -> Finding:
+    """Training sees, before an answer, the very tokens of the serving prompt."""
+    try:
+        rendered = Renderer(tokenizer).render(Conversation("check", (_QUESTION, _ANSWER), ""))
+        prompt = serving_prompt(tokenizer, [_QUESTION])
+    except TercelError as error:
+        return Finding("template", "problem", f"the template cannot be used: {error}", "repair the target's template")
+    if rendered.dropped_turns or not rendered.chats:
+        why = next(iter(rendered.dropped_turns), "no row")
+        return Finding(
+            "template",
+            "problem",
+            f"a question and its answer cannot be rendered for training as they are for serving ({why})",
+            "give the target the template that its server uses, and train on text rendered with it",
+        )
+    chat = rendered.chats[0]
+    start = int(chat.supervised.argmax())
+    if chat.tokens[:start].tolist() != prompt:
+        return Finding(
+            "template",
+            "problem",
+            f"training puts {start} tokens before an answer, the generation prompt of serving {len(prompt)} others",
+            "render training text with the generation prompt that the server adds",
+        )
+    return Finding("template", "ok", f"training and serving render the same {len(prompt)} tokens before an answer")
+
+
+def _recorded(tokenizer: PreTrainedTokenizerBase, training: Mapping[str, Any]) -> Finding:
+    """The template of the training run, if the head knows it, and the target's."""
+    recorded, name = training.get(RECORD), "training template"
+    if not isinstance(recorded, Mapping):
+        return Finding(
+            name,
+            "note",
+            "the head does not record which template it was trained with",
+            "make sure that its training text was rendered with the target's own template",
+        )
+    now = TemplateIdentity.of(tokenizer)
+    if recorded.get("source") == now.source:
+        return Finding(name, "ok", "the head was trained with this very template")
+    if recorded.get("rendered") == now.rendered:
+        return Finding(
+            name,
+            "note",
+            "the target's template was edited since training, but a plain conversation is rendered alike",
+            "compare conversations with tools or thoughts, if you serve such",
+        )
+    return Finding(
+        name,
+        "problem",
+        "the head was trained with another chat template than the target has now",
+        "serve with the template of training, or train the head on text rendered with the new one",
+    )
+
+
+def _default_system(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
+    """Text that the template puts before the first question only."""
+    text = render_text(tokenizer, [_QUESTION, _ANSWER, _QUESTION])
+    first, _, rest = text.partition(_QUESTION.content)
+    header = rest.partition(_ANSWER.content)[2].partition(_QUESTION.content)[0]
+    extra = first[: len(first) - _common_suffix(first, header)]
+    words = " ".join(re.sub(r"<[^<>]*>|[^\w\s.,:'-]", " ", extra).split()).removeprefix("system ")
+    if len(words.split()) > 2:
+        shown = words if len(words) <= _SHOWN else f"{words[:_SHOWN]}…"
+        yield Finding(
+            "system prompt",
+            "note",
+            f"without a system message the template writes one of its own ({shown})",
+            "requests with another system message look unlike training; train on such too if you serve them",
+        )
+
+
+def _switches(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
+    """Settings outside the messages that change the prompt: thinking, the date."""
+    source = tokenizer.get_chat_template()
+    for switch in _THINKING:
+        if switch not in source:
+            continue
+        on, off = (_with_switch(tokenizer, switch, value) for value in (True, False))
+        if on != off:
+            default = render_text(tokenizer, [_QUESTION], prompt=True)
+            state = "on" if default == on else "off"
+            yield Finding(
+                "thinking",
+                "warning",
+                f"the template has a switch {switch}, {state} unless a request sets it, and so it is in training",
+                f'let requests leave it alone, or send chat_template_kwargs {{"{switch}": …}} as in training',
+            )
+    if _CLOCK.search(source):
+        yield Finding(
+            "date",
+            "note",
+            "the template writes the day's date into prompts",
+            "a few prompt tokens differ from training's every day, which costs little",
+        )
+
+
+def _with_switch(tokenizer: PreTrainedTokenizerBase, switch: str, value: bool) -> str:
+    more: dict[str, Any] = {switch: value}
+    messages = [_QUESTION.to_json()]
+    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more))
+
+
+def _beside_head(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Finding:
+    name = "head's tokenizer"
+    try:
+        own = load_tokenizer(str(folder))
+    except TercelError as error:
+        return Finding(name, "warning", f"the tokenizer in the head's folder cannot be read: {error}", "remove it")
+    if own.get_vocab() != tokenizer.get_vocab():
+        return Finding(
+            name,
+            "problem",
+            "the tokenizer in the head's folder has other tokens than the target's",
+            "give the target that the head was trained for, or remove the stray tokenizer if you know better",
+        )
+    if own.chat_template and own.chat_template != tokenizer.chat_template:
+        return Finding(
+            name,
+            "warning",
+            "the tokenizer in the head's folder has another chat template than the target's",
+            "find out with which of the two the training text was rendered, and serve with that one",
+        )
+    return Finding(name, "ok", "the tokenizer in the head's folder is the target's")
+
+
+def _common_suffix(a: str, b: str) -> int:
+    length = 0
+    while length < min(len(a), len(b)) and a[-1 - length] == b[-1 - length]:
+        length += 1
+    return length
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

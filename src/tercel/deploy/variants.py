@@ -1,0 +1,94 @@
+"""Ways in which a head can be read wrong that change no shape, so that nothing fails but acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from tercel.deploy.chains import read_as, without_map
+from tercel.deploy.head_checks import rope_theta_of
+from tercel.draft import DraftModel
+from tercel.target.model import Target
+
+AS_READ = "as read"
+_ENGINE_THETA = 10_000.0  # what loaders take where a config names none
+
+
+@dataclass(frozen=True)
+class Variant:
+    """setting: what is different, in words. model: the head read so. remedy: what to do if that turns out to be
+    right: an option of `tercel inspect`, or a line in the head's files."""
+
+    setting: str
+    model: DraftModel
+    remedy: str
+
+
+def readings(model: DraftModel, target: Target) -> Iterator[Variant]:
+    """The head as it was read, and the other ways in which it may have been meant, one change at a time.
+
+    Raises `TercelError` if the head cannot stand beside the target.
+    """
+    config = model.head.config.placed(target.num_layers)
+    model, layers = read_as(model, **_placed(model, target)), config.feature_layers
+    yield Variant(AS_READ, model, "")
+    file = "tercel.json" if model.format == "tercel" else "config.json"
+    for move, option in ((1, "output"), (-1, "input")):
+        moved = tuple(layer + move for layer in layers)
+        if min(moved) >= 0 and max(moved) < target.num_layers:
+            ids = ", ".join(map(str, moved))
+            remedy = f"--layer-ids {option}" if model.format != "tercel" else f"feature_layers {list(moved)} in {file}"
+            yield Variant(f"layer ids {move:+d} ({ids})", read_as(model, feature_layers=moved), remedy)
+    flipped = not config.norm_before_residual
+    word = str(flipped).lower()
+    yield Variant(
+        f"norm_before_residual {word}",
+        read_as(model, norm_before_residual=flipped),
+        f"norm_before_residual {word} in {file}",
+    )
+    theirs = rope_theta_of(target)
+    if theirs != float(config.rope_parameters["rope_theta"]):
+        remedy = f"rope_theta {theirs:g} in {file}"
+        yield Variant(f"RoPE base {theirs:g}, the target's", _with_theta(model, theirs), remedy)
+
+
+def faults(model: DraftModel, target: Target) -> Iterator[Variant]:
+    """The head as it was read, and what a server that loads it wrongly would make of it. `remedy`: what to do there.
+
+    Raises `TercelError` as `readings`.
+    """
+    again = "export the head for this engine with `tercel export`, which writes it out, and serve that folder"
+    for variant in readings(model, target):
+        yield replace(variant, remedy=again)
+        if variant.setting == AS_READ:
+            model = variant.model
+    config = model.head.config
+    theta = float(config.rope_parameters["rope_theta"])
+    if _ENGINE_THETA not in (theta, rope_theta_of(target)):
+        yield Variant(f"RoPE base {_ENGINE_THETA:g}, the default", _with_theta(model, _ENGINE_THETA), again)
+    if model.vocabulary.pruned:
+        yield Variant("draft vocabulary without its map d2t", without_map(model), again)
+    yield Variant(
+        f"norm_output {str(not config.norm_output).lower()}", read_as(model, norm_output=not config.norm_output), again
+    )
+    if config.own_embeddings and config.hidden_size == target.hidden_size:
+        yield Variant("the target's embeddings in place of the head's", _sharing(model, target), again)
+
+
+def _placed(model: DraftModel, target: Target) -> dict[str, object]:
+    config = model.head.config.placed(target.num_layers)
+    return {"feature_layers": config.feature_layers, "target_num_layers": config.target_num_layers}
+
+
+def _with_theta(model: DraftModel, theta: float) -> DraftModel:
+    return read_as(model, rope_parameters={**model.head.config.rope_parameters, "rope_theta": theta})
+
+
+@torch.no_grad()
+def _sharing(model: DraftModel, target: Target) -> DraftModel:
+    shared = read_as(model)
+    ids = torch.arange(shared.head.config.vocab_size, device=target.device)
+    shared.eagle3.embed_tokens.weight.copy_(target.embed(ids))
+    return shared
