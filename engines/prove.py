@@ -5,7 +5,8 @@
 For each engine the shipped head is exported, and the engine, in an environment of its own (`make vllm-venv`, …),
 answers a few prompts greedily: in float32 alone and with the head, for the text and the counters, and in bfloat16 for
 the speed. The text must be this package's token-by-token text, and the share of drafts taken at each position that of
-this package's own chain on the same prompts.
+this package's own chain on the same prompts. SGLang and TensorRT-LLM need a GPU machine and environments made there
+(docs/engines.md).
 """
 
 from __future__ import annotations
@@ -37,8 +38,15 @@ from tercel.measure.tasks import first_prompts, parse_tasks
 from tercel.target.model import Target
 
 HERE = Path(__file__).resolve().parent
-ENGINES = ("vllm", "speculators", "openvino", "llamacpp")
-VENVS = {"vllm": ".venv-vllm", "speculators": ".venv-vllm", "openvino": ".venv-openvino", "llamacpp": ".venv-llamacpp"}
+VENVS = {
+    "vllm": ".venv-vllm",
+    "speculators": ".venv-vllm",
+    "openvino": ".venv-openvino",
+    "llamacpp": ".venv-llamacpp",
+    "sglang": ".venv-sglang",
+    "trtllm": ".venv-trtllm",
+}
+ON_CPU = ("vllm", "speculators", "openvino", "llamacpp")  # the other two need a GPU
 CONTEXT = 2048
 
 
@@ -219,7 +227,7 @@ def same(answers: list[list[int]], wanted: list[list[int]]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--engines", default=",".join(ON_CPU), help=f"some of {', '.join(VENVS)}")
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--head", default=None, help="any HEAD; the target's shipped one if left out")
     parser.add_argument("--tasks", default="demo:6")
@@ -230,9 +238,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=HERE.parent / "out" / "engines")
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "engines.json")
     args = parser.parse_args()
-    unknown = set(args.engines.split(",")) - set(ENGINES)
+    unknown = set(args.engines.split(",")) - set(VENVS)
     if unknown:
-        sys.exit(f"there is no engine {sorted(unknown)[0]}; choose among {', '.join(ENGINES)}")
+        sys.exit(f"there is no engine {sorted(unknown)[0]}; choose among {', '.join(VENVS)}")
     torch.set_num_threads(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
     target = Target.load(args.target, dtype=torch.float32)
