@@ -49,8 +49,8 @@ def pip(folder: Path, *what: str | Path) -> None:
 
 def download(folder: Path, into: Path, *what: str) -> Path:
     """The one file that pip fetches."""
-    command = [folder / "bin" / "python", "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    run(*command, "--no-deps", "--dest", into, *what)
+    quiet = ("--quiet", "--disable-pip-version-check")
+    run(folder / "bin" / "python", "-m", "pip", "download", *quiet, "--no-deps", "--dest", into, *what)
     (file,) = into.iterdir()
     return file
 

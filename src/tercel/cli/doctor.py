@@ -63,21 +63,23 @@ def command(
     """
     if url is None and tasks is not None:
         raise TercelError("--tasks is what a running server is asked; give its --url too")
-    from tercel.deploy.doctor import examine
+    from tercel.deploy.doctor import as_loaded, examine, fits, without_comparison
     from tercel.deploy.http import Http
     from tercel.deploy.server import connect
 
     server = connect(Http.at(url, timeout), engine.value) if url is not None else None  # before anything is loaded
     loaded = open_target(target, model, exact=True)
     draft = read_beside(head, loaded, layer_ids)
+    runs = fits(draft, loaded)
     report = examine(draft, loaded)
+    if runs:
+        report = as_loaded(report, draft, loaded, server.engine if server is not None else engine.value)
     if server is not None:
-        from tercel.deploy.doctor import fits, without_comparison
         from tercel.deploy.serving import compare_with_server
         from tercel.measure.tasks import parse_tasks
 
         questions = [q for task in parse_tasks(tasks or TASKS, tuple(data_dir or ())) for q in task.questions]
-        if fits(draft, loaded):
+        if runs:
             with counting_bar("answers") as bar:
                 served = compare_with_server(
                     server, loaded, draft, questions, max_new_tokens, lambda done, total: bar(done, total, "")

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tercel.chat import TokenizedChat
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head
-from tercel.draft.alignment import predicted, teacher
 from tercel.target.model import Target
+from tercel.train.acceptance import right_drafts
 from tercel.train.features import FeatureSupply
 from tercel.train.ttt import Batch, Objective, training_time_test
 
@@ -67,13 +67,10 @@ def _chains(head: Eagle3Head, batch: Batch, to_draft: Tensor, objective: Objecti
     runs, room = torch.zeros(count, dtype=torch.long), torch.zeros(count, dtype=torch.long)
     places = torch.arange(count)  # of the rows of this step among those of step 0
     alive = torch.ones(count, dtype=torch.bool)
-    for step, outcome in enumerate(result.steps):
-        rows = result.plan.rows[step]
+    for step, hit in enumerate(right_drafts(result, batch, to_draft)):
         places, alive = places[result.plan.subset[step]], alive[result.plan.subset[step]]
         room[places] += 1
-        best = batch.teacher.best[batch.teacher_row[teacher(rows, step).to(batch.tokens.device)]]
-        text = to_draft[batch.tokens[predicted(rows, step).to(batch.tokens.device)]]
-        alive = alive & (outcome.correct & (best == text)).cpu()  # where text and argmax part, neither is accepted
+        alive = alive & hit
         runs[places[alive]] += 1
     return Chains(runs, room)
 

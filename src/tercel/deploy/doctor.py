@@ -17,6 +17,7 @@ from tercel.deploy.head_checks import (
     size_findings,
 )
 from tercel.deploy.head_files import HeadFiles
+from tercel.deploy.serve import is_speculators, misread_by
 from tercel.deploy.template_check import template_findings
 from tercel.deploy.weight_checks import (
     embedding_findings,
@@ -49,6 +50,22 @@ def fits(model: DraftModel, target: Target) -> bool:
     except TercelError:
         return False
     return True
+
+
+def as_loaded(report: CheckUp, model: DraftModel, target: Target, engine: str) -> CheckUp:
+    """The check-up with one check more: whether the engine (vllm or sglang) would load the head's folder as meant.
+
+    Only a warning, since the server may have been given another folder.
+    """
+    if engine not in ("vllm", "sglang") or model.path is None:
+        return report
+    view = "speculators" if engine == "vllm" and is_speculators(model) else engine
+    doubt = misread_by(view, model, model.path, target.config.model_type)
+    finding = Finding(f"loaded by {engine}", "ok", "the engine's loader reads the folder as it is meant")
+    if doubt is not None:
+        advice = f"serve a folder that `tercel export HEAD --to {engine}` wrote, not this one"
+        finding = Finding(f"loaded by {engine}", "warning", f"as the folder lies there, {doubt}", advice)
+    return replace(report, findings=(*report.findings, finding))
 
 
 def without_comparison(report: CheckUp) -> CheckUp:

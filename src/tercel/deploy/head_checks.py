@@ -13,6 +13,7 @@ from tercel.draft.config import engine_default_layers
 from tercel.target.model import Target
 
 _PROBE = "measure it: `tercel inspect HEAD --target TARGET --probe`"
+_LIMIT = "max_position_embeddings"
 _FIXED_LAYERS = 3  # what llama.cpp and OpenVINO take
 
 
@@ -59,7 +60,7 @@ def layer_findings(model: DraftModel, target: Target, files: HeadFiles) -> Itera
     else:
         yield Finding(check, "ok", f"the inputs of layers {_listed(layers)} of {depth}")
     if model.format == "tercel":
-        said = [tuple(v) for v in files.settings("eagle_aux_hidden_state_layer_ids").values() if isinstance(v, list)]
+        said = files.layer_ids()
         other = next((ids for ids in said if ids != layers), () if said or layers == default else default)
         if other:
             yield _contradiction(check, _listed(other), _listed(layers))
@@ -184,9 +185,6 @@ def identity_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
         )
     else:
         yield Finding("weights", "ok", f"the very weights that the head was trained for ({identity.name})")
-
-
-_LIMIT = "max_position_embeddings"
 
 
 def _rope_of(target: Target) -> dict[str, Any]:

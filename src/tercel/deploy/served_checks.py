@@ -74,6 +74,11 @@ def differs(target: Target, pair: Pair) -> int | None:
     return first_difference(tokens, [t for t in pair.plain if t not in ends])
 
 
+def may_fall_short(ratio: Interval) -> bool:
+    """Whether it falls short, or would if the interval were shorter."""
+    return falls_short(ratio) or ratio.value < SHORT
+
+
 def text_finding(target: Target, pairs: Sequence[Pair]) -> Finding:
     places = [place for pair in pairs if (place := differs(target, pair)) is not None]
     at_once = sum(place == 0 for place in places)
@@ -145,6 +150,10 @@ def acceptance_finding(
     if not falls_short(ratio):
         if ratio.low > SURE:
             return Finding(name, "ok", found)
+        # where rounding has changed no text, it has hardly changed the drafts: a fault that fits is worth a word
+        if text.level == "ok" and causes and causes[0].explains:
+            found += f", too few prompts to be sure; {causes[0].setting} would give {causes[0].tau:.2f}"
+            return Finding(name, "warning", found, f"give more --tasks; {causes[0].remedy}")
         return Finding(name, "note", f"{found}, as near as these prompts tell", "give more --tasks to be surer")
     if text.level == "problem":
         return Finding(name, "problem", f"{found}; likely cause: the server's target is not this one", text.advice)

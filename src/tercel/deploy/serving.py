@@ -21,7 +21,7 @@ from tercel.deploy.served_checks import (
     Pair,
     acceptance_finding,
     differs,
-    falls_short,
+    may_fall_short,
     template_finding,
     text_finding,
     traffic_finding,
@@ -74,9 +74,16 @@ def compare_with_server(
 ) -> ServingReport:
     """Ask the server and this package the same questions, greedily.
 
-    Raises `TercelError` if the server cannot be reached, drafts nothing, or answers unlike its engine.
+    Prompts that leave no room for an answer are left out. Raises `TercelError` if none is left, or if the server cannot
+    be reached, drafts nothing, or answers unlike its engine.
     """
     prompts = [Prompt(question.id, prompt_ids(target.tokenizer, question)) for question in questions]
+    prompts = [prompt for prompt in prompts if len(prompt.tokens) + max_new_tokens <= _room(target, model)]
+    if not prompts:
+        raise TercelError(
+            f"no prompt leaves room for {max_new_tokens} new tokens in the {_room(target, model)} positions of head "
+            "and target; give shorter --tasks or lower --max-new-tokens"
+        )
     params, total = SamplingParams(max_new_tokens=max_new_tokens), 3 * len(prompts)
     served = []
     for done, prompt in enumerate(prompts, 1):  # one by one, so that the counters belong to this prompt
@@ -92,7 +99,11 @@ def compare_with_server(
         Pair(prompt, answer, plain.tokens, drafted)
         for prompt, answer, plain, drafted in zip(prompts, served, *results, strict=True)
     ]
-    return _report(server, target, model, draft, pairs, _chat_prompt(server, target, questions[0]))
+    return _report(server, target, model, draft, pairs, _chat_prompt(server, target, questions, prompts[0]))
+
+
+def _room(target: Target, model: DraftModel) -> int:
+    return min(target.context_length, model.head.config.max_position_embeddings)
 
 
 def _counting_from(before: int, total: int, progress: Progress) -> Progress:
@@ -117,8 +128,11 @@ def _shape(draft: Draft) -> TreeShape:
     return TreeShape.chain(draft.depth) if draft.top_k == 1 else TreeShape(draft.top_k, draft.depth, draft.nodes)
 
 
-def _chat_prompt(server: Server, target: Target, question: Question) -> SeenPrompt | TercelError | None:
-    """The server's own rendering of a question; None for a target without a template."""
+def _chat_prompt(
+    server: Server, target: Target, questions: Sequence[Question], prompt: Prompt
+) -> SeenPrompt | TercelError | None:
+    """The server's own rendering of the question behind `prompt`; None for a target without a template."""
+    question = next(question for question in questions if question.id == prompt.id)
     if not target.tokenizer.chat_template:
         return None
     try:
@@ -147,7 +161,7 @@ def _report(
     template = template_finding(seen, pairs[0].prompt.tokens)
     causes: tuple[Cause, ...] = ()
     traffic = traffic_finding(pairs, draft)
-    if falls_short(ratio) and traffic is None:
+    if may_fall_short(ratio) and traffic is None:
         answers = [answered(pair.prompt, pair.plain) for pair in usable]
         causes = rank_causes(model, target, answers, draft, [pair.served.counts for pair in usable], ratio.value)
     acceptance = traffic or acceptance_finding(server.engine, there, here, ratio, causes, text)

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from tercel.chat import Conversation, Message, serving_prompt
+from tercel.chat import Conversation, serving_prompt
+from tercel.chat.identity import ANSWER, QUESTION, RECORD, TemplateIdentity
 from tercel.chat.render import Renderer
 from tercel.chat.template import render_text
 from tercel.deploy.findings import Finding
 from tercel.errors import TercelError
 from tercel.target.sources import load_tokenizer
 
-RECORD = "chat_template"  # key of a head's training record
 _THINKING = ("enable_thinking", "thinking")  # what templates call the switch
 _CLOCK = re.compile(r"strftime_now|date_string")
-_QUESTION, _ANSWER = Message("user", "What is 2 + 2?"), Message("assistant", "It is 4.")
 _SHOWN = 60
-
-
-@dataclass(frozen=True)
-class TemplateIdentity:
-    """Short digests of a chat template's source and of what it makes of a fixed conversation."""
-
-    source: str
-    rendered: str
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> TemplateIdentity:
-        """Raises `TemplateRefusalError` if the template refuses a question, its answer and another question."""
-        messages = [_QUESTION, _ANSWER, _QUESTION]
-        return cls(_digest(tokenizer.get_chat_template()), _digest(render_text(tokenizer, messages, prompt=True)))
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def template_findings(
@@ -66,8 +46,8 @@ def template_findings(
 def _rendered(tokenizer: PreTrainedTokenizerBase) -> Finding:
     """Training sees, before an answer, the very tokens of the serving prompt."""
     try:
-        rendered = Renderer(tokenizer).render(Conversation("check", (_QUESTION, _ANSWER), ""))
-        prompt = serving_prompt(tokenizer, [_QUESTION])
+        rendered = Renderer(tokenizer).render(Conversation("check", (QUESTION, ANSWER), ""))
+        prompt = serving_prompt(tokenizer, [QUESTION])
     except TercelError as error:
         return Finding("template", "problem", f"the template cannot be used: {error}", "repair the target's template")
     if rendered.dropped_turns or not rendered.chats:
@@ -120,9 +100,9 @@ def _recorded(tokenizer: PreTrainedTokenizerBase, training: Mapping[str, Any]) -
 
 def _default_system(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
     """Text that the template puts before the first question only."""
-    text = render_text(tokenizer, [_QUESTION, _ANSWER, _QUESTION])
-    first, _, rest = text.partition(_QUESTION.content)
-    header = rest.partition(_ANSWER.content)[2].partition(_QUESTION.content)[0]
+    text = render_text(tokenizer, [QUESTION, ANSWER, QUESTION])
+    first, _, rest = text.partition(QUESTION.content)
+    header = rest.partition(ANSWER.content)[2].partition(QUESTION.content)[0]
     extra = first[: len(first) - _common_suffix(first, header)]
     words = " ".join(re.sub(r"<[^<>]*>|[^\w\s.,:'-]", " ", extra).split()).removeprefix("system ")
     if len(words.split()) > 2:
@@ -143,7 +123,7 @@ def _switches(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
             continue
         on, off = (_with_switch(tokenizer, switch, value) for value in (True, False))
         if on != off:
-            default = render_text(tokenizer, [_QUESTION], prompt=True)
+            default = render_text(tokenizer, [QUESTION], prompt=True)
             state = "on" if default == on else "off"
             yield Finding(
                 "thinking",
@@ -162,7 +142,7 @@ def _switches(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
 
 def _with_switch(tokenizer: PreTrainedTokenizerBase, switch: str, value: bool) -> str:
     more: dict[str, Any] = {switch: value}
-    messages = [_QUESTION.to_json()]
+    messages = [QUESTION.to_json()]
     return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more))
 
 
@@ -194,7 +174,3 @@ def _common_suffix(a: str, b: str) -> int:
     while length < min(len(a), len(b)) and a[-1 - length] == b[-1 - length]:
         length += 1
     return length
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

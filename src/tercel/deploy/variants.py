@@ -9,6 +9,7 @@ import torch
 
 from tercel.deploy.chains import read_as, without_map
 from tercel.deploy.head_checks import rope_theta_of
+from tercel.deploy.head_files import HeadFiles
 from tercel.draft import DraftModel
 from tercel.target.model import Target
 
@@ -35,12 +36,12 @@ def readings(model: DraftModel, target: Target) -> Iterator[Variant]:
     model, layers = read_as(model, **_placed(model, target)), config.feature_layers
     yield Variant(AS_READ, model, "")
     file = "tercel.json" if model.format == "tercel" else "config.json"
-    for move, option in ((1, "output"), (-1, "input")):
+    for move in (1, -1):
         moved = tuple(layer + move for layer in layers)
         if min(moved) >= 0 and max(moved) < target.num_layers:
             ids = ", ".join(map(str, moved))
-            remedy = f"--layer-ids {option}" if model.format != "tercel" else f"feature_layers {list(moved)} in {file}"
-            yield Variant(f"layer ids {move:+d} ({ids})", read_as(model, feature_layers=moved), remedy)
+            moved_model = read_as(model, feature_layers=moved)
+            yield Variant(f"layer ids {move:+d} ({ids})", moved_model, _layer_remedy(model, moved))
     flipped = not config.norm_before_residual
     word = str(flipped).lower()
     yield Variant(
@@ -75,6 +76,18 @@ def faults(model: DraftModel, target: Target) -> Iterator[Variant]:
     )
     if config.own_embeddings and config.hidden_size == target.hidden_size:
         yield Variant("the target's embeddings in place of the head's", _sharing(model, target), again)
+
+
+def _layer_remedy(model: DraftModel, inputs: tuple[int, ...]) -> str:
+    """How to have these layers captured: by an option, if the ids in the files can mean them."""
+    if model.format == "tercel":
+        return f"feature_layers {list(inputs)} in tercel.json"
+    written = HeadFiles.read(model.path).layer_ids() if model.path is not None else []
+    if inputs in written:
+        return "--layer-ids input"
+    if tuple(i - 1 for i in inputs) in written:
+        return "--layer-ids output"
+    return f"eagle_aux_hidden_state_layer_ids {list(inputs)} in config.json, and --layer-ids input"
 
 
 def _placed(model: DraftModel, target: Target) -> dict[str, object]:

@@ -7,14 +7,14 @@ drafts of a chain would have been accepted there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from tercel.draft.alignment import predicted, teacher
 from tercel.draft.head import Eagle3Head
-from tercel.train.ttt import Batch, Objective, training_time_test
+from tercel.train.ttt import Batch, Objective, TTTResult, training_time_test
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,20 @@ class Acceptance:
     loss: float
 
 
+def right_drafts(result: TTTResult, batch: Batch, to_draft: torch.Tensor) -> Iterator[torch.Tensor]:
+    """For each step, bool `[R_s]`: whether the row's greedy draft would be accepted, were all before it.
+
+    A row is measured against the target's argmax; where the text is another token (sampled answers), neither would
+    be accepted.
+    """
+    device = batch.tokens.device
+    for step, outcome in enumerate(result.steps):
+        rows = result.plan.rows[step]
+        best = batch.teacher.best[batch.teacher_row[teacher(rows, step).to(device)]]
+        text = to_draft[batch.tokens[predicted(rows, step).to(device)]]
+        yield (outcome.correct & (best == text)).cpu()
+
+
 @torch.no_grad()
 def simulate(head: Eagle3Head, batches: Iterable[Batch], to_draft: torch.Tensor, objective: Objective) -> Acceptance:
     """Measure greedy chain drafts against the text of `batches` (answers by the target itself)."""
@@ -40,14 +54,8 @@ def simulate(head: Eagle3Head, batches: Iterable[Batch], to_draft: torch.Tensor,
         loss, count = loss + float(result.loss), count + 1
         alive = torch.ones(len(result.plan.rows[0]), dtype=torch.bool)
         rows_total += len(alive)
-        for step, outcome in enumerate(result.steps):
-            rows = result.plan.rows[step]
+        for step, hit in enumerate(right_drafts(result, batch, to_draft)):
             alive = alive[result.plan.subset[step]]
-            # the label is the target's argmax; where the text is not (sampled answers), neither would be
-            # accepted
-            best = batch.teacher.best[batch.teacher_row[teacher(rows, step).to(batch.tokens.device)]].cpu()
-            same = best == to_draft[batch.tokens[predicted(rows, step).to(batch.tokens.device)]].cpu()
-            hit = outcome.correct.cpu() & same
             seen[step] += int(alive.sum())
             right[step] += int((alive & hit).sum())
             alive = alive & hit

@@ -18,7 +18,6 @@ from tercel.draft import (
     Eagle3Head,
     HeadConfig,
     HeadInfo,
-    TargetIdentity,
     save_head,
 )
 from tercel.errors import TercelError
@@ -29,6 +28,7 @@ from tercel.target.model import Target, default_feature_layers
 from tercel.train.acceptance import Acceptance, simulate
 from tercel.train.batches import Split, data_digest, plan_batches, split, supervised_counts, usable
 from tercel.train.config import RunFolder, TrainConfig
+from tercel.train.facts import data_facts, identity, run_facts
 from tercel.train.features import FeatureSupply
 from tercel.train.initial import head_from, initialise_from_target
 from tercel.train.journal import Journal
@@ -261,7 +261,7 @@ class _Run:
 
     def _write_head(self, path: Path, acceptance: Acceptance | None) -> None:
         measured = {"held_out": asdict(acceptance)} if acceptance else {}
-        info = HeadInfo(self._identity(), {**self._facts(), "step": self.step}, measured)
+        info = HeadInfo(identity(self.target), {**self._facts(), "step": self.step}, measured)
         model = DraftModel(self.weights.master, self.vocabulary, info)
         with uninterrupted():
             save_head(model, path, card=head_card(model), keep=("last", "training"))
@@ -284,21 +284,11 @@ class _Run:
             self.folder.state,
         )
 
-    def _identity(self) -> TargetIdentity:
-        return TargetIdentity(self.target.source.name, self.target.fingerprint, self.target.tokenizer_digest)
-
     def _facts(self) -> dict[str, Any]:
-        data = self.data.train
         return {
             **self.origins,
-            "conversations": len(data),
-            "held_out_conversations": len(self.data.held_out),
-            "tokens": sum(len(chat) for chat in data),
-            "supervised_tokens": self.supervised_tokens,
-            "draft_vocabulary_coverage": self.coverage,
-            "dtype": str(self.target.dtype).removeprefix("torch."),
-            "steps": len(self.plan),
-            "recipe": asdict(self.config),
+            **data_facts(self.data, self.supervised_tokens, self.coverage),
+            **run_facts(self.target, self.config, len(self.plan)),
         }
 
     def _summary(self) -> TrainSummary:

@@ -1,0 +1,48 @@
+"""What a run leaves in its head's record: the target's identity, the data, the recipe."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from tercel.chat.identity import RECORD, TemplateIdentity
+from tercel.chat.template import TemplateRefusalError
+from tercel.draft import TargetIdentity
+from tercel.target.model import Target
+from tercel.train.batches import Split
+from tercel.train.config import TrainConfig
+
+
+def identity(target: Target) -> TargetIdentity:
+    return TargetIdentity(target.source.name, target.fingerprint, target.tokenizer_digest)
+
+
+def data_facts(data: Split, supervised_tokens: int, coverage: float) -> dict[str, Any]:
+    """supervised_tokens: how many were learned from; coverage: the draft vocabulary's share of them."""
+    return {
+        "conversations": len(data.train),
+        "held_out_conversations": len(data.held_out),
+        "tokens": sum(len(chat) for chat in data.train),
+        "supervised_tokens": supervised_tokens,
+        "draft_vocabulary_coverage": coverage,
+    }
+
+
+def run_facts(target: Target, config: TrainConfig, steps: int) -> dict[str, Any]:
+    return {
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "steps": steps,
+        **_template(target),
+        "recipe": asdict(config),
+    }
+
+
+def _template(target: Target) -> dict[str, Any]:
+    """The chat template's identity: prompts rendered otherwise when serving cost acceptance."""
+    tokenizer = target.tokenizer
+    if not tokenizer.chat_template:
+        return {}
+    try:
+        return {RECORD: TemplateIdentity.of(tokenizer).to_json()}
+    except TemplateRefusalError:  # one that takes no plain question and answer
+        return {}

@@ -1,0 +1,146 @@
+"""`tercel doctor` and `tercel serve-command` as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tercel.deploy.chains import read_as
+from tests.cli.running import everything, refused, run
+from tests.deploy.servers_for_tests import FakeSglang, FakeVllm, running
+from tests.deploy.worlds import ANSWER, STEPS, TEXTS, World, edit_json
+from tests.tiny import save_tiny
+
+
+@pytest.fixture
+def folder(world: World, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(world.head_folder, tmp_path / "head"))
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> str:
+    path = tmp_path / "asked.jsonl"
+    path.write_text("".join(json.dumps({"id": f"q{i}", "turns": [text]}) + "\n" for i, text in enumerate(TEXTS)))
+    return str(path)
+
+
+def unfolded(shown: str) -> str:
+    """The text of a table without its borders and line ends."""
+    return " ".join(shown.replace("│", " ").split())
+
+
+def test_a_right_head(world: World, folder: Path, tmp_path: Path) -> None:
+    before = everything(folder)
+    ended = run("doctor", str(world.folder), str(folder), "--json", str(tmp_path / "report.json"))
+    assert (ended.code, ended.err) == (0, "")
+    assert "0 problems, 0 warnings" in ended.out
+    report = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert report["ok"] is True
+    assert report["server"] is None
+    assert {finding["level"] for finding in report["findings"]} == {"ok", "note"}
+    assert everything(folder) == before
+
+
+def test_a_problem_ends_with_code_1_and_says_what_to_do(world: World, folder: Path) -> None:
+    edit_json(folder / "config.json", lambda config: config.update(rope_theta=300.0))
+    ended = run("doctor", str(world.folder), str(folder))
+    assert ended.code == 1
+    assert "1 problem, 0 warnings" in ended.out
+    assert "rope_theta 300" in ended.out
+    assert "→ export the head again" in ended.out
+
+
+def test_a_folder_that_the_engine_reads_otherwise(world: World, folder: Path) -> None:
+    right = run("doctor", str(world.folder), str(folder), "--engine", "vllm")
+    assert right.code == 0
+    assert "the engine's loader reads the folder" in right.out.lower()
+    edit_json(folder / "config.json", lambda config: config.update(norm_output=True))
+    wrong = run("doctor", str(world.folder), str(folder), "--engine", "vllm")
+    assert "vllm would compute with norm_output True" in unfolded(wrong.out)
+    assert "tercel export HEAD --to vllm" in unfolded(wrong.out)
+
+
+def test_a_head_of_another_target_is_examined_all_the_same(world: World, folder: Path, tmp_path: Path) -> None:
+    other = str(save_tiny(tmp_path, "llama", num_hidden_layers=4, vocab_size=160))
+    ended = run("doctor", other, str(folder))
+    assert ended.code == 1
+    assert "is for 8 layers, the target has 4" in ended.out
+    assert "is for 128 tokens, the target has 160" in ended.out
+    assert "rope" in ended.out
+    with running(FakeVllm(world.target.tokenizer, {}, STEPS)) as url:
+        ended = run("doctor", other, str(folder), "--url", url)
+    assert ended.code == 1
+    assert "the server was not asked anything" in ended.out.lower()
+
+
+def test_against_a_server(world: World, folder: Path, tasks: str, tmp_path: Path) -> None:
+    asked = ["--tasks", tasks, "--max-new-tokens", str(ANSWER), "--json", str(tmp_path / "report.json")]
+    chat = world.prompts[0].tokens
+    with running(FakeVllm(world.target.tokenizer, world.decoded(world.head), STEPS, chat)) as url:
+        ended = run("doctor", str(world.folder), str(folder), "--url", url, *asked)
+    assert (ended.code, ended.err) == (0, "")
+    assert "this head should reach" in ended.out
+    low = world.decoded(read_as(world.head, feature_layers=(1, 3, 4)))
+    with running(FakeSglang(world.target.tokenizer, low, STEPS, chat)) as url:
+        ended = run("doctor", str(world.folder), str(folder), "--url", f"{url}/v1", "--engine", "sglang", *asked)
+    assert ended.code == 1
+    assert "likely cause: layer ids -1 (1, 3, 4)" in unfolded(ended.out)
+    server = json.loads((tmp_path / "report.json").read_text("utf-8"))["server"]
+    assert server["causes"][0]["setting"] == "layer ids -1 (1, 3, 4)"
+    assert server["ratio_ci95"][1] < 1
+    assert len(server["acceptance_server"]["per_position"]) == STEPS
+
+
+def test_wrong_input(world: World, folder: Path, tmp_path: Path) -> None:
+    target = str(world.folder)
+    refused(run("doctor", target, str(tmp_path / "none")), "there is no head", "none")
+    refused(run("doctor", target, str(folder), "--tasks", "demo:2"), "--url")
+    refused(run("doctor", target, str(folder), "--url", "localhost:8000"), "no address of a server")
+    refused(run("doctor", target, str(folder), "--url", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9")
+    (folder / "model.safetensors").write_bytes(b"")
+    refused(run("doctor", target, str(folder)), "model.safetensors")
+    refused(run("doctor", str(folder), str(folder)), "draft head")
+
+
+# ------------------------------------------------------------------------------------------------------ serve-command
+
+
+def test_launch_lines(world: World, folder: Path, tmp_path: Path) -> None:
+    ended = run("serve-command", str(folder), "--engine", "vllm", "--target", str(world.folder), "--depth", "3")
+    assert (ended.code, ended.err) == (0, "")
+    words = shlex.split(ended.out)
+    assert words[:3] == ["vllm", "serve", str(world.folder)]
+    speculative = json.loads(words[words.index("--speculative-config") + 1])
+    assert speculative == {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 3}
+    tree = ["--depth", "3", "--top-k", "4", "--nodes", "12", "--json", str(tmp_path / "line.json")]
+    ended = run("serve-command", str(folder), "--engine", "sglang", "--target", "owner/name", *tree)
+    words = shlex.split(ended.out)
+    assert words[words.index("--model-path") + 1] == "owner/name"
+    assert words[words.index("--speculative-eagle-topk") + 1] == "4"
+    assert words[words.index("--speculative-num-draft-tokens") + 1] == "12"
+    assert json.loads((tmp_path / "line.json").read_text("utf-8"))["command"] == ended.out.rstrip("\n")
+
+
+def test_a_folder_that_the_engine_would_misread(world: World, folder: Path) -> None:
+    edit_json(folder / "config.json", lambda config: config.update(norm_before_residual=True))
+    ended = run("serve-command", str(folder), "--engine", "vllm", "--target", str(world.folder))
+    assert ended.code == 0
+    assert ended.out.startswith("vllm serve")
+    assert ended.err.startswith("warning: vllm would not load this folder as it is meant (vllm would compute with")
+    assert f"tercel export {folder} --to vllm --out DIR" in ended.err
+    ended = run("serve-command", str(folder), "--engine", "trtllm", "--target", str(world.folder))
+    assert ended.out.startswith("trtllm-serve")
+    assert "no trtllm.yaml" in ended.err
+
+
+def test_wrong_input_for_a_launch_line(world: World, folder: Path, tmp_path: Path) -> None:
+    refused(run("serve-command", str(folder), "--engine", "vllm", "--top-k", "4"), "drafts only chains")
+    refused(run("serve-command", str(tmp_path / "none"), "--engine", "vllm"), "there is no head")
+    edit_json(folder / "tercel.json", lambda values: values.update(target=None))
+    refused(run("serve-command", str(folder), "--engine", "vllm"), "give --target")
+    other = str(save_tiny(tmp_path, "llama", num_hidden_layers=4))
+    refused(run("serve-command", str(folder), "--engine", "vllm", "--target", other), "8 layers", "4")
