@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +193,8 @@ def entry(
     exact_gain = speedup(counts(drafted), drafted["seconds"], counts(alone), alone["seconds"])
     return {
         "version": drafted["version"],
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {args.threads} threads",
         "loads": True,
         "same_text": same(drafted["answers"], reference.answers),
         "same_text_without_head": same(alone["answers"], reference.answers),

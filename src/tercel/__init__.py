@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tercel.decode.types import Event, GenerationResult, Request
     from tercel.decode.vanilla import Vanilla
     from tercel.errors import TercelError
+    from tercel.interop.export import export_head
+    from tercel.interop.hub import from_pretrained, push_to_hub, save_pretrained
     from tercel.target.model import Target
 
 _HOMES = {
@@ -31,7 +33,11 @@ _HOMES = {
     "TercelError": "tercel.errors",
     "TreeShape": "tercel.decode.eagle3",
     "Vanilla": "tercel.decode.vanilla",
+    "export_head": "tercel.interop.export",
+    "from_pretrained": "tercel.interop.hub",
     "load_draft": "tercel.decode.compat",
+    "push_to_hub": "tercel.interop.hub",
+    "save_pretrained": "tercel.interop.hub",
 }
 
 __all__ = [
@@ -46,7 +52,11 @@ __all__ = [
     "TercelError",
     "TreeShape",
     "Vanilla",
+    "export_head",
+    "from_pretrained",
     "load_draft",
+    "push_to_hub",
+    "save_pretrained",
 ]
 
 

@@ -48,6 +48,7 @@ def command(
     json_file: JsonFile = None,
 ) -> None:
     """Write HEAD as an engine loads it, prove that it does, and print how to start that engine."""
+    from tercel.interop.embeddings import share_embeddings, stored_embeddings
     from tercel.interop.export import export_head
     from tercel.interop.launch import DraftShape
     from tercel.interop.read import read_head
@@ -59,6 +60,8 @@ def command(
     if config is not None and made_for is None:  # what a foreign folder's layer ids mean may depend on it
         depth_of_target = (config.get("text_config") or config)["num_hidden_layers"]
         model = read_head(path, layer_ids=layer_ids.meaning, num_layers=depth_of_target)
+    if config is not None and (embedded := stored_embeddings(Path(name), config)) is not None:
+        model = share_embeddings(model, embedded)
     report = export_head(
         model,
         to.value,

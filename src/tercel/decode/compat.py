@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from tercel.draft import DraftModel, Eagle1Head
 from tercel.errors import TercelError
 from tercel.heads import resolve_head
+from tercel.interop.embeddings import share_embeddings
 from tercel.interop.read import LayerIds, read_head
 from tercel.target.model import Target
 
@@ -23,6 +26,8 @@ def load_draft(
         path, dtype=target.dtype, device=str(target.device), num_layers=target.num_layers, layer_ids=layer_ids
     )
     check_fits(model, target, force=force)
+    if model.head.config.own_embeddings:
+        model = share_embeddings(model, target.embed(torch.arange(target.vocab_size, device=target.device)))
     if isinstance(model.head, Eagle1Head):
         model.head.borrow(target.logits)
     return model
