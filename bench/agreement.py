@@ -26,7 +26,7 @@ STEPS, ANSWER, CHATS = 5, 64, 8
 
 def walk(draft, batch: Batch, to_draft: torch.Tensor, prompt: int) -> tuple[int, int]:
     """Tokens after the first and target forwards of a greedy chain over one answer."""
-    result = training_time_test(draft.head, batch, to_draft, Objective(steps=STEPS))
+    result = training_time_test(draft.eagle3, batch, to_draft, Objective(steps=STEPS))
     length = len(batch.tokens)
     run = torch.zeros(length, dtype=torch.long)  # accepted drafts if a chain starts at this row
     alive = torch.ones(length, dtype=torch.bool)
@@ -53,7 +53,7 @@ def main() -> None:
     results = Engine(target, Eagle3(draft, target, TreeShape.chain(STEPS))).generate(
         [Request(p, params) for p in prompts]
     )
-    supply = FeatureSupply(target, draft.head, draft.vocabulary)
+    supply = FeatureSupply(target, draft.eagle3, draft.vocabulary)
     batches, walked = [], [0, 0]
     for prompt, result in zip(prompts, results, strict=True):
         produced = [False] * len(prompt) + [True] * len(result.tokens)
@@ -62,7 +62,7 @@ def main() -> None:
         for place, count in enumerate(walk(draft, batch, supply.to_draft, len(prompt))):
             walked[place] += count
     decoded = sum(len(r.tokens) - 1 for r in results) / sum(r.steps for r in results)
-    simulated = simulate(draft.head, batches, supply.to_draft, Objective(steps=STEPS)).tau
+    simulated = simulate(draft.eagle3, batches, supply.to_draft, Objective(steps=STEPS)).tau
     print(f"decoded {decoded:.4f}, walked {walked[0] / walked[1]:.4f}, joint prefix {simulated:.4f}")
 
 

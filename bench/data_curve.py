@@ -48,9 +48,9 @@ def main() -> None:
         out = asked.out / f"part-{part}"
         summary = train(target, chats[: len(chats) // part], config, out, feature_cache=features)
         model = load_head(out / "last", dtype=target.dtype)
-        supply = FeatureSupply(target, model.head, model.vocabulary, features)
+        supply = FeatureSupply(target, model.eagle3, model.vocabulary, features)
         batches = (supply.batch([held_out[i] for i in indices]) for indices in plan)
-        found = simulate(model.head, batches, supply.to_draft, config.objective)
+        found = simulate(model.eagle3, batches, supply.to_draft, config.objective)
         rows.append(
             {"part": part, "supervised_tokens": summary.supervised_tokens, "tau": found.tau, "alpha": found.alpha}
         )
