@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from tercel.target.wheels import OnBytes
+    from tercel.wheels import OnBytes
 
 PIPED_WIDTH = 140  # a file has no edge: wide enough for every table
 
@@ -45,7 +45,7 @@ def counting_bar(name: str) -> Iterator[Callable[[int, int, str], None]]:
 
 def fetching_bar() -> AbstractContextManager[OnBytes | None]:
     """The bar of a download, or None without a terminal."""
-    from tercel.target.wheels import progress_bar
+    from tercel.wheels import progress_bar
 
     console = Console(stderr=True)
     return progress_bar(console) if console.is_terminal else nullcontext()

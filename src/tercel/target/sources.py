@@ -25,7 +25,8 @@ from tercel.files import sha256_file
 from tercel.hub import HubName, why_unreadable
 from tercel.target.checkpoint import check_causal, check_complete, check_finite, check_folder, one_line
 from tercel.target.gguf import conversion_folder, convert_gguf, quiet_transformers
-from tercel.target.wheels import BUILTIN, OnBytes, fetch
+from tercel.target.wheels import BUILTIN
+from tercel.wheels import OnBytes, fetch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
