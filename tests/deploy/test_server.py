@@ -116,12 +116,6 @@ def test_no_server() -> None:
         connect(Http.at(f"http://127.0.0.1:{port}"))
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "file:///etc/passwd", "http://"])
-def test_no_address(url: str) -> None:
-    with pytest.raises(TercelError, match="no address"):
-        Http.at(url)
-
-
 @contextmanager
 def listening(reply: bytes | None) -> Iterator[str]:
     """A socket that accepts one connection and answers with `reply`, or never (None)."""

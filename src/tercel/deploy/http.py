@@ -1,18 +1,22 @@
-"""Plain HTTP to an inference server, with its failures as sentences."""
+"""Plain HTTP to a server that is not trusted: bounded in time and size, with its failures as sentences."""
 
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
 
+import anyio
+import httpx2
+from anyio.from_thread import start_blocking_portal
+
+from tercel.deploy.address import is_local, is_same_server, parse_address
 from tercel.errors import TercelError
 
-TIMEOUT = 120.0  # seconds for one answer
+TIMEOUT = 120.0  # seconds for one answer, from the first look-up of a name to the last byte
+MOST = 8 << 20  # bytes of an answer: counters of dozens of engines, or the ids of a long context
+_REFUSAL = 4096  # bytes read of an answer that is a refusal
+_REDIRECTS = 3  # within the server, as from /metrics to /metrics/
 _SHOWN = 200
 
 
@@ -35,14 +39,14 @@ class Http:
     @classmethod
     def at(cls, url: str, timeout: float = TIMEOUT) -> Http:
         """Raises `TercelError` unless `url` is an http or https address; a trailing `/v1` is dropped."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise TercelError(f"{url!r} is no address of a server; give one such as http://localhost:8000")
-        return cls(url.rstrip("/").removesuffix("/v1"), timeout)
+        if not timeout > 0:
+            raise TercelError(f"the time to wait for an answer must be positive, not {timeout:g} s")
+        return cls(str(parse_address(url)).rstrip("/"), timeout)
 
     def text(self, path: str) -> str:
-        """What GET gives. Raises `TercelError` if the server cannot be reached, `HttpStatusError` if it refuses."""
-        return self._send(urllib.request.Request(self.base + path))
+        """What GET gives. Raises `HttpStatusError` if the server refuses, and `TercelError` if it cannot be reached,
+        sends too much, is too slow, or wants to send us elsewhere."""
+        return self._send("GET", path)
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON object that GET gives; raises as `text`, and for anything else."""
@@ -50,35 +54,94 @@ class Http:
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The JSON object that POST gives; raises as `get`."""
-        data = json.dumps(body).encode()
-        request = urllib.request.Request(self.base + path, data, {"Content-Type": "application/json"})
-        return self._object(path, self._send(request))
+        return self._object(path, self._send("POST", path, json.dumps(body).encode()))
 
-    def _send(self, request: urllib.request.Request) -> str:
+    def _send(self, method: str, path: str, body: bytes | None = None) -> str:
+        with start_blocking_portal() as portal:  # works where a loop runs already, as in notebooks
+            return portal.call(self._within_time, method, httpx2.URL(self.base + path), body)
+
+    async def _within_time(self, method: str, url: httpx2.URL, body: bytes | None) -> str:
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as response:
-                return str(response.read().decode("utf-8", "replace"))
-        except urllib.error.HTTPError as error:
-            raise HttpStatusError(request.full_url, error.code, error.read(4096).decode("utf-8", "replace")) from error
+            with anyio.fail_after(self.timeout):
+                async with self._client(url) as client:
+                    return await self._exchange(client, method, url, body)
         except TimeoutError as error:
-            raise self._silent() from error
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, TimeoutError):
-                raise self._silent() from error
-            raise TercelError(f"no server answers at {self.base} ({error.reason}); is it running there?") from error
-        except (OSError, HTTPException) as error:
+            raise TercelError(
+                f"the server at {self.base} did not answer within {self.timeout:g} s; raise --timeout"
+            ) from error
+        except httpx2.ProxyError as error:
+            raise self._no_proxy(error) from error
+        except httpx2.ConnectError as error:
+            raise TercelError(f"no server answers at {self.base} ({error}); is it running there?") from error
+        except (httpx2.TransportError, OSError) as error:
             raise TercelError(
                 f"the server at {self.base} broke off ({error or type(error).__name__}); look at its log"
             ) from error
 
-    def _silent(self) -> TercelError:
-        return TercelError(f"the server at {self.base} did not answer within {self.timeout:g} s; raise --timeout")
+    def _client(self, url: httpx2.URL) -> httpx2.AsyncClient:
+        """One without time limits of its own; the settings for proxies hold unless the host is a local one."""
+        transport = httpx2.AsyncHTTPTransport() if is_local(url) else None
+        try:
+            return httpx2.AsyncClient(timeout=None, transport=transport, event_hooks={"response": [_stay_there]})
+        except (ValueError, ImportError, httpx2.InvalidURL) as error:
+            raise self._no_proxy(error) from error
+
+    def _no_proxy(self, error: Exception) -> TercelError:
+        return TercelError(
+            f"the proxy on the way to {self.base} cannot be used ({error}); mend http_proxy, https_proxy or all_proxy, "
+            "or add the host to no_proxy"
+        )
+
+    async def _exchange(self, client: httpx2.AsyncClient, method: str, url: httpx2.URL, body: bytes | None) -> str:
+        headers = {"Accept-Encoding": "identity"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        for _ in range(_REDIRECTS + 1):
+            async with client.stream(method, url, content=body, headers=headers) as response:
+                if not response.has_redirect_location:
+                    return await self._read(response)
+                url = url.join(response.headers["location"])
+        raise TercelError(f"{self.base} sends every question on to another place; is it the engine you think it is?")
+
+    async def _read(self, response: httpx2.Response) -> str:
+        packed = response.headers.get("content-encoding", "identity").strip().lower()
+        if packed != "identity":
+            raise TercelError(
+                f"{response.url} answers in {packed[:_SHOWN]!r}, though asked not to pack; ask the engine directly"
+            )
+        most, body = MOST if response.is_success else _REFUSAL, bytearray()
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > most:
+                break
+        text = bytes(body[:most]).decode("utf-8", "replace")
+        if not response.is_success:
+            raise HttpStatusError(str(response.url), response.status_code, text)
+        if len(body) > most:
+            raise TercelError(f"{response.url} sends more than {most >> 20} MiB; is an inference server running there?")
+        return text
 
     def _object(self, path: str, text: str) -> dict[str, Any]:
         try:
             value = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # no JSON; numbers of thousands of digits; too deep
             raise TercelError(f"{self.base}{path} gives no JSON; is an inference server running there?") from error
         if not isinstance(value, dict):
             raise TercelError(f"{self.base}{path} answers with a {type(value).__name__} instead of an object")
         return value
+
+
+async def _stay_there(response: httpx2.Response) -> None:
+    """Refuse to be sent to another server; within it a GET may be."""
+    if not response.has_redirect_location:
+        return
+    url, wanted = response.url, response.headers["location"]
+    try:
+        stays = is_same_server(url.join(wanted), url)
+    except (httpx2.InvalidURL, ValueError):
+        stays = False
+    if not stays or response.request.method != "GET":
+        raise TercelError(
+            f"{url} wants to send us on to {wanted[:_SHOWN]!r}, where nothing was asked; give that address as --url if "
+            "it is the server you mean"
+        )
