@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tercel.decode.types import GenerationResult
+from tercel.deploy.counters import Counts, Draft, read_counters
 from tercel.deploy.http import Http
-from tercel.deploy.server import Counts, Draft, LlamaCpp, Sglang, Vllm, connect, read_counters
+from tercel.deploy.server import LlamaCpp, Sglang, Vllm, connect
 from tercel.errors import TercelError
 from tests.deploy.servers_for_tests import Fake, FakeLlama, FakeSglang, FakeVllm, running
 from tests.tiny import tiny_tokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -165,6 +166,19 @@ def test_a_server_that_drafts_nothing(world: World) -> None:
     results = {p: replace(r, accepted=(), steps=0) for p, r in world.decoded(world.head).items()}
     with pytest.raises(TercelError, match=r"drafted nothing.*serve-command HEAD --engine vllm"):
         asked(world, FakeVllm, results)
+
+
+class Boasting(FakeLlama):
+    """Says that it drafts a thousand million tokens a step."""
+
+    def counters(self, prefix: str, labels: str) -> str:
+        page = super().counters(prefix, labels)
+        return re.sub(r"(draft_tokens_total) .*", rf"\1 {self.drafts * 10**9}", page)
+
+
+def test_a_depth_that_cannot_be_is_not_simulated(world: World) -> None:
+    with pytest.raises(TercelError, match="tells 1000000000 as the depth of its drafts, which cannot be"):
+        asked(world, Boasting, world.decoded(world.head), metrics=True)
 
 
 def test_a_tree_is_compared_with_a_tree(world: World) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tercel.chat import TokenizedChat
 from tercel.deploy.chains import greedy_chains
-from tercel.deploy.server import Counts, Draft
+from tercel.deploy.counters import Counts, Draft
 from tercel.deploy.variants import AS_READ, faults
 from tercel.draft import DraftModel
 from tercel.target.model import Target

@@ -9,8 +9,9 @@ from typing import Any
 
 from tercel.decode.types import GenerationResult
 from tercel.deploy.causes import Cause
+from tercel.deploy.counters import Draft
 from tercel.deploy.findings import Finding
-from tercel.deploy.server import Draft, SeenPrompt, Served
+from tercel.deploy.server import SeenPrompt, Served
 from tercel.errors import TercelError
 from tercel.measure.divergence import first_difference
 from tercel.measure.intervals import Interval

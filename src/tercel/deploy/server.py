@@ -7,47 +7,16 @@ llama.cpp  `timings` of /completion; with `--metrics` the counters `llamacpp:spe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from tercel.deploy.counters import MAX_DEPTH, MAX_NODES, Counts, Draft, number, read_counters
 from tercel.deploy.http import Http, HttpStatusError
 from tercel.errors import TercelError
 
 EngineName = Literal["vllm", "sglang", "llamacpp"]
-_LINE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(\{(?P<labels>.*)\})?\s+(?P<value>[-+.\w]+)")
-_POSITION = re.compile(r'position="(\d+)"')
-
-
-@dataclass(frozen=True)
-class Counts:
-    """drafts: steps that verified a draft; drafted, accepted: tokens; per_position: accepted ones by place in the
-    chain, None where the engine does not tell."""
-
-    drafts: float = 0.0
-    drafted: float = 0.0
-    accepted: float = 0.0
-    per_position: tuple[float, ...] | None = None
-
-    def since(self, before: Counts) -> Counts:
-        positions = self.per_position
-        if positions is not None and before.per_position is not None:
-            padded = (*before.per_position, *(0.0,) * len(positions))  # a position may appear with its first draft
-            positions = tuple(now - old for now, old in zip(positions, padded, strict=False))
-        return Counts(
-            self.drafts - before.drafts, self.drafted - before.drafted, self.accepted - before.accepted, positions
-        )
-
-
-@dataclass(frozen=True)
-class Draft:
-    """The shape of a server's drafts, as far as it tells: depth of the chain; for a tree also top_k and nodes, root
-    included."""
-
-    depth: int
-    top_k: int = 1
-    nodes: int = 0
+_TOKEN_LENGTH = 1024  # characters: longer ones are in no vocabulary
 
 
 @dataclass(frozen=True)
@@ -116,30 +85,6 @@ def _tried(http: Http, path: str) -> str:
         return ""
 
 
-def read_counters(text: str, prefix: str) -> Counts | None:
-    """`{prefix}:spec_decode_*` of a Prometheus page, all engines of the server summed; None if it has none."""
-    sums: dict[str, float] = {}
-    positions: dict[int, float] = {}
-    for line in text.splitlines():
-        match = _LINE.match(line)
-        if match is None or not match["name"].startswith(f"{prefix}:spec_decode_"):
-            continue
-        name, value = match["name"].removeprefix(f"{prefix}:spec_decode_"), float(match["value"])
-        place = _POSITION.search(match["labels"] or "")
-        if name == "num_accepted_tokens_per_pos_total" and place:
-            positions[int(place[1])] = positions.get(int(place[1]), 0.0) + value
-        else:
-            sums[name] = sums.get(name, 0.0) + value
-    if "num_drafts_total" not in sums:
-        return None
-    return Counts(
-        sums["num_drafts_total"],
-        sums.get("num_draft_tokens_total", 0.0),
-        sums.get("num_accepted_tokens_total", 0.0),
-        tuple(positions[i] for i in sorted(positions)) or None,
-    )
-
-
 @dataclass(frozen=True)
 class Vllm:
     http: Http
@@ -156,9 +101,10 @@ class Vllm:
 
     def _model(self) -> str:
         models = self.http.get("/v1/models").get("data")
-        if not isinstance(models, list) or not models or not isinstance(models[0], dict) or "id" not in models[0]:
+        name = models[0].get("id") if isinstance(models, list) and models and isinstance(models[0], dict) else None
+        if not isinstance(name, str):
             raise TercelError(f"{self.http.base}/v1/models names no model; is it a server of vLLM?")
-        return str(models[0]["id"])
+        return name
 
     def draft(self) -> Draft | None:
         positions = self._counters().per_position
@@ -176,10 +122,10 @@ class Vllm:
             "return_token_ids": True,
         }
         reply = self.http.post("/v1/completions", body)
-        choice, usage = _first(reply, self.http), reply.get("usage") or {}
+        choice, usage = _first(reply, self.http), _mapping(reply.get("usage"))
         tokens = _ids(choice.get("token_ids"))
-        length = len(tokens) if tokens is not None else int(usage.get("completion_tokens", 0))
-        return Served(str(choice.get("text", "")), tokens, length, self._counters().since(before))
+        length = len(tokens) if tokens is not None else usage.get("completion_tokens", 0)
+        return _served(choice.get("text"), tokens, length, max_new_tokens, self._counters().since(before))
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt:
         return _openai_prompt(self.http, self._model(), messages)
@@ -197,35 +143,38 @@ class Sglang:
         except HttpStatusError:
             info = self.http.get("/get_server_info")  # until 2025
         depth, top_k = info.get("speculative_num_steps"), info.get("speculative_eagle_topk")
-        if not isinstance(depth, int) or depth < 1:
+        if not depth:
             raise TercelError(
                 f"the server at {self.http.base} runs without speculative decoding; start it with the line that "
                 "`tercel serve-command HEAD --engine sglang` prints"
             )
-        nodes = info.get("speculative_num_draft_tokens")
-        return Draft(depth, top_k or 1, nodes if isinstance(nodes, int) else depth + 1)
+        depth = number(depth, "speculative_num_steps", MAX_DEPTH, least=1)
+        return Draft(depth, top_k or 1, info.get("speculative_num_draft_tokens") or depth + 1)
 
     def answer(self, prompt: Sequence[int], max_new_tokens: int) -> Served:
         sampling = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
         reply = self.http.post("/generate", {"input_ids": list(prompt), "sampling_params": sampling})
-        meta = reply.get("meta_info")
-        if not isinstance(meta, dict) or not isinstance(meta.get("completion_tokens"), int):
+        meta = _mapping(reply.get("meta_info"))
+        if "completion_tokens" not in meta:
             raise TercelError(f"{self.http.base}/generate answers without meta_info; is it a server of SGLang?")
-        length = int(meta["completion_tokens"])
-        tokens = _ids(reply.get("output_ids"))
-        return Served(str(reply.get("text", "")), tokens, length, self._counts(meta, length))
+        length = number(meta["completion_tokens"], "completion_tokens", _most(max_new_tokens))
+        counts = self._counts(meta, length)
+        return _served(reply.get("text"), _ids(reply.get("output_ids")), length, max_new_tokens, counts)
 
     def _counts(self, meta: Mapping[str, Any], length: int) -> Counts:
+        most = _most(length)  # of its steps, and of what was accepted in them
         histogram = meta.get("spec_correct_drafts_histogram")  # [a]: steps with a accepted drafts
-        drafted = float(meta.get("spec_num_proposed_drafts") or 0)
+        drafted = number(meta.get("spec_num_proposed_drafts") or 0, "spec_num_proposed_drafts", most * MAX_NODES)
         if isinstance(histogram, list) and histogram:
-            beyond = [float(sum(histogram[i + 1 :])) for i in range(len(histogram) - 1)]
-            return Counts(float(sum(histogram)), drafted, sum(beyond), tuple(beyond))
-        steps = meta.get("spec_verify_ct")
-        if not isinstance(steps, int):
+            number(len(histogram), "the length of spec_correct_drafts_histogram", MAX_DEPTH + 1)
+            steps = [number(count, "a count of spec_correct_drafts_histogram", most) for count in histogram]
+            beyond = [sum(steps[i + 1 :]) for i in range(len(steps) - 1)]
+            return Counts(sum(steps), drafted, sum(beyond), tuple(beyond))
+        if meta.get("spec_verify_ct") is None:
             return Counts()
+        verified = number(meta["spec_verify_ct"], "spec_verify_ct", most)
         # older servers tell the steps alone: each gives its accepted drafts and one token more
-        return Counts(float(steps), drafted, max(0.0, float(length - 1 - steps)))
+        return Counts(verified, drafted, max(0, length - 1 - verified))
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt:
         return _openai_prompt(self.http, "default", messages)
@@ -254,17 +203,20 @@ class LlamaCpp:
             "cache_prompt": False,
         }
         reply = self.http.post("/completion", body)
-        timings = reply.get("timings")
-        if not isinstance(timings, dict) or "predicted_n" not in timings:
+        timings, most = _mapping(reply.get("timings")), _most(max_new_tokens)
+        if "predicted_n" not in timings:
             raise TercelError(f"{self.http.base}/completion answers without timings; is it a server of llama.cpp?")
-        length, drafted = int(timings["predicted_n"]), float(timings.get("draft_n", 0))
-        accepted, after = float(timings.get("draft_n_accepted", 0)), self._counters()
-        steps = float(max(0, length - 1 - accepted)) if drafted else 0.0
+        length = number(timings["predicted_n"], "predicted_n", most)
+        drafted = number(timings.get("draft_n", 0), "draft_n", most * MAX_NODES)
+        accepted, after = number(timings.get("draft_n_accepted", 0), "draft_n_accepted", most), self._counters()
+        steps = max(0, length - 1 - accepted) if drafted else 0
         counts = after.since(before) if after and before else Counts(steps, drafted, accepted)
-        return Served(str(reply.get("content", "")), _ids(reply.get("tokens")) or None, length, counts)
+        return _served(reply.get("content"), _ids(reply.get("tokens")) or None, length, max_new_tokens, counts)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt:
         text = self.http.post("/apply-template", {"messages": [dict(m) for m in messages]}).get("prompt")
+        if not isinstance(text, str):
+            raise TercelError(f"{self.http.base}/apply-template gives no prompt; is it a server of llama.cpp?")
         body = {"content": text, "add_special": True, "parse_special": True}  # as its own chat route does
         tokens = _ids(self.http.post("/tokenize", body).get("tokens"))
         if tokens is None:
@@ -281,8 +233,30 @@ def _openai_prompt(http: Http, model: str, messages: Sequence[Mapping[str, Any]]
         "return_token_ids": True,
     }
     reply = http.post("/v1/chat/completions", body)
-    tokens, usage = _ids(reply.get("prompt_token_ids")), reply.get("usage") or {}
-    return SeenPrompt(tokens, len(tokens) if tokens is not None else int(usage.get("prompt_tokens", 0)))
+    tokens, usage = _ids(reply.get("prompt_token_ids")), _mapping(reply.get("usage"))
+    length = len(tokens) if tokens is not None else number(usage.get("prompt_tokens", 0), "prompt_tokens")
+    return SeenPrompt(tokens, length)
+
+
+def _most(tokens: int) -> int:
+    """Tokens that an answer of at most `tokens` can have: a step may run past the end by what it drafted."""
+    return tokens + MAX_DEPTH
+
+
+def _served(text: Any, tokens: tuple[int, ...] | None, length: Any, asked: int, counts: Counts) -> Served:
+    """Raises `TercelError` for an answer that is longer than one of `asked` tokens can be, or no text."""
+    most, text = _most(asked), "" if text is None else text
+    if not isinstance(text, str):
+        raise TercelError(f"the server answers with a {type(text).__name__} in the place of text; look at its log")
+    number(len(text), "the length of its text", most * _TOKEN_LENGTH)
+    if tokens is not None:
+        number(len(tokens), "the number of its tokens", most)
+    whole = text.encode("utf-8", "replace").decode("utf-8")  # without the halves of characters that JSON can spell
+    return Served(whole, tokens, number(length, "the number of generated tokens", most), counts)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _first(reply: Mapping[str, Any], http: Http) -> Mapping[str, Any]:
@@ -293,6 +267,6 @@ def _first(reply: Mapping[str, Any], http: Http) -> Mapping[str, Any]:
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
-    if isinstance(value, list) and all(isinstance(token, int) for token in value):
+    if isinstance(value, list) and all(type(token) is int and 0 <= token < 1 << 31 for token in value):
         return tuple(value)
     return None

@@ -14,6 +14,7 @@ from tercel.decode.proposer import Proposer
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.vanilla import Vanilla
 from tercel.deploy.causes import Cause, rank_causes
+from tercel.deploy.counters import Draft
 from tercel.deploy.findings import Finding
 from tercel.deploy.probe import SLOTS, answer_all, answered
 from tercel.deploy.served_checks import (
@@ -26,7 +27,7 @@ from tercel.deploy.served_checks import (
     text_finding,
     traffic_finding,
 )
-from tercel.deploy.server import Draft, SeenPrompt, Served, Server
+from tercel.deploy.server import SeenPrompt, Served, Server
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
 from tercel.measure.divergence import Progress

@@ -1,0 +1,103 @@
+"""Numbers that a server tells of its drafts, believed only as far as they can be true."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tercel.errors import TercelError
+
+MAX_DEPTH = 64  # levels of a chain or tree; no engine has drafted nearly as deep
+MAX_TOP_K = 64
+MAX_NODES = 1024
+_TOTAL = 1 << 53  # of a server since its start; beyond, a float no longer counts by ones
+
+_LINE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(\{(?P<labels>.*)\})?\s+(?P<value>[-+.\w]+)")
+_POSITION = re.compile(r'position="([0-9]{1,4})"')
+_DRAFTS, _DRAFTED, _ACCEPTED = "num_drafts_total", "num_draft_tokens_total", "num_accepted_tokens_total"
+_PER_POSITION = "num_accepted_tokens_per_pos_total"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """drafts: steps that verified a draft; drafted, accepted: tokens; per_position: accepted ones by place in the
+    chain, None where the engine does not tell."""
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    per_position: tuple[int, ...] | None = None
+
+    def since(self, before: Counts) -> Counts:
+        """What was counted after `before`. Raises `TercelError` if anything became less."""
+        positions = self.per_position
+        if positions is not None and before.per_position is not None:
+            padded = (*before.per_position, *(0,) * len(positions))  # a position may appear with its first draft
+            positions = tuple(now - old for now, old in zip(positions, padded, strict=False))
+        grown = Counts(
+            self.drafts - before.drafts, self.drafted - before.drafted, self.accepted - before.accepted, positions
+        )
+        if min(grown.drafts, grown.drafted, grown.accepted, *(positions or ())) < 0:
+            raise TercelError("the server's counters went back during an answer; was it restarted? ask again")
+        return grown
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The shape of a server's drafts, as far as it tells: depth of the chain; for a tree also top_k and nodes, root
+    included. Raises `TercelError` for one that no engine has: what is simulated here has its size."""
+
+    depth: int
+    top_k: int = 1
+    nodes: int = 0
+
+    def __post_init__(self) -> None:
+        number(self.depth, "the depth of its drafts", MAX_DEPTH, least=1)
+        number(self.top_k, "top-k of its drafts", MAX_TOP_K, least=1)
+        number(self.nodes, "the number of nodes of its drafts", MAX_NODES)
+
+
+def number(value: Any, what: str, most: int = _TOTAL, *, least: int = 0) -> int:
+    """`value` if it is a whole number from `least` to `most`; raises `TercelError` for anything else."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or not least <= value <= most:
+        raise TercelError(
+            f"the server tells {value!r:.40} as {what}, which cannot be; is it the engine you think it is?"
+        )
+    return value
+
+
+def read_counters(text: str, prefix: str) -> Counts | None:
+    """`{prefix}:spec_decode_*` of a Prometheus page, all engines of the server summed; None if it has none.
+
+    Raises `TercelError` for a counter that cannot be true.
+    """
+    start = f"{prefix}:spec_decode_"
+    sums: dict[str, int] = {}
+    positions: dict[int, int] = {}
+    for line in io.StringIO(text):
+        match = _LINE.match(line) if line.startswith(start) else None
+        name = match["name"].removeprefix(start) if match is not None else ""
+        if match is None or name not in (_DRAFTS, _DRAFTED, _ACCEPTED, _PER_POSITION):
+            continue
+        value = number(_float(match["value"]), match["name"])
+        if name != _PER_POSITION:
+            sums[name] = number(sums.get(name, 0) + value, match["name"])
+        elif place := _POSITION.search(match["labels"] or ""):
+            at = int(place[1])
+            positions[at] = number(positions.get(at, 0) + value, match["name"])
+    if _DRAFTS not in sums:
+        return None
+    number(len(positions), "the number of positions in its counters", MAX_DEPTH)
+    told = tuple(positions[i] for i in sorted(positions)) or None
+    return Counts(sums[_DRAFTS], sums.get(_DRAFTED, 0), sums.get(_ACCEPTED, 0), told)
+
+
+def _float(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
