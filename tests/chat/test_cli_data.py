@@ -60,10 +60,9 @@ def test_show(tmp_path: Path, target: str, chats: Path, evaluation: Path) -> Non
 def test_colours_follow_the_mask() -> None:
     tokenizer = make_tokenizer("chatml")
     (chat,) = Renderer(tokenizer).render(talk("Hello", "fine")).chats
-    text = coloured(chat, tokenizer)
-    green = [text.plain[span.start : span.end] for span in text.spans if span.style == "bold green"]
-    assert green == ["fine<|im_end|>"]
-    assert text.plain == tokenizer.decode(chat.tokens)
+    pieces = list(coloured(chat, tokenizer))
+    assert [text for text, style in pieces if style == "bold green"] == ["fine<|im_end|>"]
+    assert "".join(text for text, _ in pieces) == tokenizer.decode(chat.tokens)
 
 
 def test_clean(tmp_path: Path, chats: Path, evaluation: Path) -> None:

@@ -24,7 +24,9 @@ class Ended:
 def run(*arguments: str, stdin: str | None = None) -> Ended:
     """In this process; an exception that is not an exit is raised."""
     environment = {"COLUMNS": "200", "NO_COLOR": "1"}
-    result = CliRunner().invoke(app, arguments, input=stdin, env=environment, catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, arguments, input=stdin, env=environment, catch_exceptions=False, prog_name="tercel"
+    )
     return Ended(result.exit_code, result.stdout, result.stderr)
 
 

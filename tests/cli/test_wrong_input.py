@@ -262,15 +262,16 @@ def test_unknown_method(world: World) -> None:
 
 
 def test_usage_errors_end_with_2() -> None:
-    for wrong in (
-        ["generat"],
-        ["generate"],
-        ["generate", "t", "--no-such-flag"],
-        ["train", "t", "--epochs", "x"],
+    for wrong, words in (
+        (["generat"], ("Did you mean 'generate'?", "`tercel --help`")),
+        (["generate"], ("missing argument", "TARGET", "`tercel generate --help`")),
+        (["generate", "t", "--no-such-flag"], ("no such option", "--no-such-flag")),
+        (["train", "t", "--epochs", "x"], ("--epochs", "integer")),
+        (["export", "t", "--to", "x", "--out", "o"], ("--to", "'x'", "llamacpp")),
     ):
-        ended = run(*wrong)
-        assert ended.code == 2
-        assert "Error" in ended.err
+        refused(run(*wrong), *words)
+    assert run().code == run("data").code == 2  # with the help on standard output
+    assert "Usage" in run().out
 
 
 def test_answers_that_exist_are_not_overwritten(world: World) -> None:

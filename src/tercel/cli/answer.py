@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
+
+from tercel.cli.consoles import Piece, PlainConsole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,23 +22,23 @@ LEGEND = Text.assemble(("green", ACCEPTED), ": drafted and accepted; plain: the 
 
 
 class ColouredText:
-    """Text of events with one style a token: green if it was an accepted draft."""
+    """Pieces of text of events, one a token: green if it was an accepted draft."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
         from tercel.decode.streaming import TextStream
 
         self._stream = TextStream(tokenizer, stop)
 
-    def of(self, event: Event) -> Text:
+    def of(self, event: Event) -> list[Piece]:
         """What the event adds. A character made of several tokens has the style of the last one."""
-        text = Text()
+        pieces = []
         for number, token in enumerate(event.emission.tokens):
             if self._stream.stopped:
                 break
-            text.append(self._stream.push(token), ACCEPTED if number < event.drafted else OWN)
+            pieces.append((self._stream.push(token), ACCEPTED if number < event.drafted else OWN))
         if event.result is not None:
-            text.append(self._stream.finish(), OWN)
-        return text
+            pieces.append((self._stream.finish(), OWN))
+        return pieces
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,13 @@ class Shown:
     seconds: float
 
 
-def stream_answer(engine: Engine, request: Request, console: Console, *, colours: bool) -> Shown:
-    """Generate one answer and print it as it grows. Raises `TercelError` if the prompt does not fit."""
+def stream_answer(engine: Engine, request: Request, console: PlainConsole, *, colours: bool) -> Shown:
+    """Generate one answer, print it as it grows, and end the line. Raises `TercelError` if the prompt does not fit."""
     coloured = ColouredText(engine.target.tokenizer, request.params.stop)
     started = time.perf_counter()
     result = None
     for event in engine.stream([request]):
-        text = coloured.of(event) if colours else Text(event.emission.text)
-        console.print(text, end="", soft_wrap=True)
+        console.print_answer(coloured.of(event) if colours else [(event.emission.text, OWN)])
         result = event.result
     assert result is not None
     console.print()

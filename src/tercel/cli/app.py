@@ -29,27 +29,46 @@ from tercel.cli import (
     train,
     verify,
 )
+from tercel.cli.consoles import OutputClosed, result_console, say, silence
+from tercel.cli.plain import never_fail
 from tercel.errors import TercelError
 
 USER_ERROR, INTERNAL_ERROR, INTERRUPTED = 2, 1, 130
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+OUTPUT_CLOSED = 141  # what a shell gives for a program that SIGPIPE has ended
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_ADVICE = {
+    errno.EACCES: "see to its permissions or choose another place",
+    errno.EPERM: "see to its permissions or choose another place",
+    errno.EROFS: "choose a place that can be written",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's UsageError, wherever this version of typer has it
 
 
 class _Verbs(TyperGroup):
-    """Ends a verb that raised something a user can do something about with one sentence."""
+    """Every way to end goes through here: an exit code, and one sentence where something is wrong."""
+
+    def main(self, *arguments: Any, **more: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            never_fail(stream)
+        try:
+            code = super().main(*arguments, **{**more, "standalone_mode": False})
+        except _USAGE_ERROR as error:
+            if message := " ".join(error.format_message().split()):  # none where the help was printed instead
+                verb = error.ctx.command_path if error.ctx is not None else "tercel"
+                say(f"error: {message[:1].lower()}{message[1:]} (`{verb} --help` says what there is)")
+            code = USER_ERROR
+        except SystemExit as error:  # of rich, while typer printed a help
+            code = OUTPUT_CLOSED if isinstance(error.__context__, BrokenPipeError) else error.code
+        sys.exit(code or 0)
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        with _told_in_one_sentence():
+            return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _told_in_one_sentence():
             return super().invoke(ctx)
-        except TercelError as error:
-            raise _ended(f"error: {' '.join(str(error).split())}", USER_ERROR) from error
-        except KeyboardInterrupt as error:
-            raise _ended(str(error) or "interrupted", INTERRUPTED) from error
-        except OSError as error:
-            if error.errno not in _DISK:
-                raise
-            what = f"writing {error.filename} failed" if error.filename else "writing failed"
-            raise _ended(f"error: {what}: {error.strerror}; free space and try again", USER_ERROR) from error
 
 
 app = typer.Typer(
@@ -76,7 +95,7 @@ app.add_typer(data.app, name="data")
 
 def _print_version(value: bool) -> None:
     if value:
-        typer.echo(f"tercel {installed_version('tercel')}")
+        result_console().print_line(f"tercel {installed_version('tercel')}")
         raise typer.Exit()
 
 
@@ -93,7 +112,8 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends with `SystemExit`.
 
-    Codes: 0 done, 1 a check failed or an unexpected error, 2 a wrong input, 130 interrupted.
+    Codes: 0 done, 1 a check failed or an unexpected error, 2 a wrong input, 130 interrupted, 141 the reader of the
+    output has gone (`… | head`).
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
@@ -103,16 +123,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "--debug" in arguments:
             raise
         text = " ".join(str(error).split())[:300] or "no message"
-        typer.echo(
-            f"unexpected error: {type(error).__name__}: {text}; `tercel --debug …` shows where it happened",
-            err=True,
-        )
+        say(f"unexpected error: {type(error).__name__}: {text}; `tercel --debug …` shows where it happened")
         sys.exit(INTERNAL_ERROR)
 
 
+@contextmanager
+def _told_in_one_sentence() -> Iterator[None]:
+    """End what a user can do something about, or has done, with a sentence and its exit code."""
+    try:
+        yield
+    except TercelError as error:
+        raise _ended(f"error: {error}", USER_ERROR) from error
+    except (OutputClosed, BrokenPipeError) as error:
+        silence(sys.stdout)
+        raise typer.Exit(OUTPUT_CLOSED) from error
+    except KeyboardInterrupt as error:
+        raise _ended(str(error) or "interrupted", INTERRUPTED) from error
+    except OSError as error:
+        if error.errno not in _DISK and not error.filename:
+            raise
+        raise _ended(f"error: {_told(error)}", USER_ERROR) from error
+
+
 def _ended(sentence: str, code: int) -> typer.Exit:
-    typer.echo(sentence, err=True)
+    say(" ".join(sentence.split()))
     return typer.Exit(code)
+
+
+def _told(error: OSError) -> str:
+    """What an operating system's error means for the file that it names."""
+    reason = error.strerror or type(error).__name__
+    if error.errno in _DISK:
+        what = f"writing {_name(error.filename)} failed" if error.filename else "writing failed"
+        return f"{what}: {reason}; free space and try again"
+    return f"{_name(error.filename)}: {reason}; {_ADVICE.get(error.errno or 0, 'check the path')}"
+
+
+def _name(file: Any) -> str:
+    return os.fsdecode(file) if isinstance(file, (str, bytes, os.PathLike)) else str(file)
 
 
 @contextmanager

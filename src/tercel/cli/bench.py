@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
 from tercel.cli.consoles import counting_bar, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_head, open_target, tree_shape
 from tercel.cli.options import DataDirs, DraftOptions, HeadName, JsonFile, ModelOptions, TargetName, TaskList
+from tercel.cli.paths import user_path
 from tercel.errors import TercelError
 from tercel.files import write_json
 
@@ -52,35 +52,42 @@ def command(
     ] = False,
     json_file: JsonFile = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw the result there.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE.png", parser=user_path, help="Draw the result there.", show_default=False),
     ] = None,
 ) -> None:
     """Measure speed and acceptance on tasks, with 95 % intervals."""
     names = parse_methods(methods)
+    if record and "eagle3" not in names:
+        raise TercelError("--record needs eagle3 among --methods: there is no head's result to keep")
     from tercel.decode.sampling import SamplingParams
     from tercel.measure.bench import BenchSettings
-    from tercel.measure.report import bench_table, plot_bench
+    from tercel.measure.report import bench_table, check_drawing, plot_bench
     from tercel.measure.tasks import parse_tasks
 
+    if plot is not None:
+        check_drawing()
     params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)
     asked = parse_tasks(tasks, tuple(data_dir or ()))
     loaded = open_target(target, model)
     drafting = "eagle3" in names or n_alpha > 0
     draft_model = open_head(head, loaded, draft) if drafting else None
     settings = BenchSettings(params, repeats, str(draft_model.path) if draft_model is not None else None)
-    console = result_console()
     report = run_with_bar(loaded, make_methods(names, loaded, draft_model, draft), asked, settings)
     if n_alpha and draft_model is not None:
         report = replace(report, n_alpha=measure_n_alpha(loaded, draft_model, asked, params, n_alpha))
-    console.print(bench_table(report))
-    for line in notes(report):
-        console.print(Text(line), soft_wrap=True)
-    if record:
-        keep_with_head(report, draft_model, draft, loaded)
-    if json_file is not None:
-        write_json(json_file, report.to_json())
-    if plot is not None:
-        plot_bench(report, plot)
+    try:  # files first: a screen may fail
+        if json_file is not None:
+            write_json(json_file, report.to_json())
+        if plot is not None:
+            plot_bench(report, plot)
+        if record and draft_model is not None:
+            keep_with_head(report, draft_model, draft, loaded)
+    finally:
+        console = result_console(json_file)
+        console.print(bench_table(report))
+        for line in notes(report):
+            console.print_line(line)
 
 
 def parse_methods(text: str) -> tuple[str, ...]:
@@ -115,13 +122,11 @@ def make_methods(
     return methods
 
 
-def keep_with_head(report: BenchReport, model: DraftModel | None, options: DraftOptions, target: Target) -> None:
-    """Record the result with the head. Raises `TercelError` if no head was measured or it cannot be written."""
+def keep_with_head(report: BenchReport, model: DraftModel, options: DraftOptions, target: Target) -> None:
+    """Record the result with the head. Raises `TercelError` if it cannot be written."""
     from tercel.measure.record import decoding_entry
     from tercel.measure.record import record as write_record
 
-    if model is None:
-        raise TercelError("--record needs eagle3 among --methods: there is no head's result to keep")
     shape = tree_shape(options, target.device)
     tree = f"a tree of {shape.nodes} nodes, top-k {shape.top_k}, depth {shape.depth}"
     write_record(model, decoding_entry(report, f"a chain of {shape.depth}" if shape.top_k == 1 else tree))

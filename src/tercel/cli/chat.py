@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from tercel.cli.answer import LEGEND, rate_line, stream_answer
+from tercel.cli.consoles import OutputClosed, PlainConsole, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import check_prompt, open_proposer, open_target
 from tercel.cli.options import DraftOptions, HeadName, ModelOptions, SamplingOptions, TargetName
@@ -40,8 +40,8 @@ def command(
     from tercel.decode.engine import Engine
 
     engine = Engine(loaded, open_proposer(head, loaded, draft))
-    console = Console(highlight=False)
-    console.print(Text(HELP, style="dim"))
+    console = result_console()
+    console.print_line(HELP, "dim")
     if show:
         console.print(LEGEND)
     Conversation(engine, params, console, system, show).talk()
@@ -51,7 +51,7 @@ class Conversation:
     """Messages so far and what answers them."""
 
     def __init__(
-        self, engine: Engine, params: SamplingParams, console: Console, system: str | None, show: bool
+        self, engine: Engine, params: SamplingParams, console: PlainConsole, system: str | None, show: bool
     ) -> None:
         self._engine, self._params, self._console = engine, params, console
         self._system, self._show = system, show
@@ -61,16 +61,16 @@ class Conversation:
         """Until /quit or the end of the input."""
         while True:
             try:
-                line = self._console.input("[bold]> [/bold]").strip()
+                line = self._console.input(Text("> ", "bold")).strip()
             except EOFError:
                 return
             if line == "/quit":
                 return
             if line == "/reset":
                 self._messages = self._beginning()
-                self._console.print(Text("forgotten", style="dim"))
+                self._console.print_line("forgotten", "dim")
             elif line.startswith("/"):
-                self._console.print(Text(f"there is no command {line}; {HELP}", style="dim"))
+                self._console.print_line(f"there is no command {line}; {HELP}", "dim")
             elif line:
                 self._turn(line)
 
@@ -82,9 +82,12 @@ class Conversation:
         try:
             answer = self._answer(asked)
         except TercelError as error:
-            self._console.print(Text(str(error), style="yellow"), soft_wrap=True)
+            self._console.print_line(str(error), "yellow")
+        except OutputClosed:
+            raise
         except KeyboardInterrupt:
-            self._console.print(Text("\nstopped; this turn is forgotten", style="dim"))
+            self._console.print()
+            self._console.print_line("stopped; this turn is forgotten", "dim")
         else:
             self._messages = [*asked, answer]
 
@@ -102,7 +105,7 @@ class Conversation:
         check_prompt(self._engine.proposer, target, len(prompt), self._params.max_new_tokens)
         shown = stream_answer(self._engine, Request(prompt, self._params), self._console, colours=self._show)
         if self._show:
-            self._console.print(Text(rate_line(shown), style="dim"))
+            self._console.print_line(rate_line(shown), "dim")
         return Message("assistant", shown.result.text)
 
     def _beginning(self) -> list[Message]:

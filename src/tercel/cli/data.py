@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tercel.cli.consoles import Piece, result_console
+from tercel.cli.options import JsonFile
+from tercel.cli.paths import user_name, user_path
+from tercel.cli.plain import visible
 from tercel.errors import TercelError
 from tercel.files import atomic_file, write_json
 
@@ -23,21 +26,31 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look at training conversations, clean them, have them answered.", no_args_is_help=True)
 
-Source = Annotated[str, typer.Argument(help="A file, the name of a data set, or org/name[:split] of the Hub.")]
+Source = Annotated[
+    str, typer.Argument(parser=user_name, help="A file, the name of a data set, or org/name[:split] of the Hub.")
+]
 Samples = Annotated[int, typer.Option("--samples", "-n", min=0, help="How many samples to print.")]
-EvalFiles = Annotated[list[Path] | None, typer.Option(help="Drop what overlaps with this file; may be repeated.")]
+EvalFiles = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="PATH", parser=user_path, help="Drop what overlaps with this file; may be repeated."),
+]
 
 
 @app.command()
 def show(
     file: Source,
-    target: Annotated[str, typer.Option(help="The model whose tokenizer and chat template are used.")],
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="TARGET", parser=user_name, help="The model whose tokenizer and chat template are used."
+        ),
+    ],
     samples: Samples = 3,
     plain: Annotated[bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')] = False,
     check_overlap: EvalFiles = None,
     max_length: Annotated[int, typer.Option(min=2, help="Cut longer rows, in tokens.")] = 2048,
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many rows.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the counts there.")] = None,
+    json_file: JsonFile = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
@@ -52,24 +65,26 @@ def show(
     tokenizer = load_tokenizer(target, trust_remote_code, accept_licence)
     against = OverlapIndex.of(read_eval_prompts(check_overlap)) if check_overlap else None
     chats, report = load_chats([file], tokenizer, max_length=max_length, limit=limit, plain=plain, against=against)
-    console = Console()
-    for chat in chats[:samples]:
-        console.rule(Text(chat.id))
-        console.print(coloured(chat, tokenizer))
-    console.print(counts_table(report))
-    for note in report.notes:
-        console.print(Text(f"note: {note}"))
-    for overlap in report.overlaps[:samples]:
-        console.print(Text(f"{overlap.id}: {overlap.kind} overlap with {overlap.eval_id}: {overlap.shared}"))
     if json_file is not None:
         write_json(json_file, report.to_json())
+    console = result_console(json_file)
+    for chat in chats[:samples]:
+        console.rule(Text(visible(chat.id)))
+        console.print_text([*coloured(chat, tokenizer), ("\n", "")])
+    console.print(counts_table(report))
+    for note in report.notes:
+        console.print_line(f"note: {note}")
+    for overlap in report.overlaps[:samples]:
+        console.print_line(f"{overlap.id}: {overlap.kind} overlap with {overlap.eval_id}: {overlap.shared}")
 
 
 @app.command()
 def clean(
     file: Source,
-    against: Annotated[list[Path], typer.Option(help="An evaluation file; may be repeated.")],
-    out: Annotated[Path, typer.Option(help="The JSONL file to write.")],
+    against: Annotated[
+        list[Path], typer.Option(metavar="PATH", parser=user_path, help="An evaluation file; may be repeated.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="PATH", parser=user_path, help="The JSONL file to write.")],
     ngram: Annotated[int, typer.Option(min=2, help="Words in a row that count as an overlap.")] = 13,
     samples: Samples = 3,
 ) -> None:
@@ -85,18 +100,16 @@ def clean(
     with atomic_file(out) as partial, partial.open("w", encoding="utf-8") as stream:
         for conversation in report.kept:
             stream.write(json.dumps(conversation.to_json(), ensure_ascii=False) + "\n")
-    console = Console()
+    console = result_console()
     for line in [*notes, *overlap_lines(report, samples)]:
-        console.print(Text(line))
-    console.print(Text(f"{len(report.kept)} of {report.read} conversations written to {out}"))
+        console.print_line(line)
+    console.print_line(f"{len(report.kept)} of {report.read} conversations written to {out}")
 
 
-def coloured(chat: TokenizedChat, tokenizer: PreTrainedTokenizerBase) -> Text:
+def coloured(chat: TokenizedChat, tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
     """The chat's text, the assistant's tokens green and the others dim."""
-    text = Text()
     for supervised, run in groupby(zip(chat.tokens.tolist(), chat.supervised.tolist(), strict=True), lambda p: p[1]):
-        text.append(str(tokenizer.decode([token for token, _ in run])), "bold green" if supervised else "dim")
-    return text
+        yield str(tokenizer.decode([token for token, _ in run])), "bold green" if supervised else "dim"
 
 
 def counts_table(report: LoadReport) -> Table:
@@ -113,7 +126,7 @@ def counts_table(report: LoadReport) -> Table:
         **{f"turns dropped: {reason}": count for reason, count in report.dropped_turns.items()},
     }
     for name, count in rows.items():
-        table.add_row(Text(name), f"{count:,}")
+        table.add_row(name, f"{count:,}")
     return table
 
 

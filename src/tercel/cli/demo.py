@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -17,10 +17,12 @@ from rich.text import Text
 
 from tercel.cli.answer import LEGEND, ColouredText
 from tercel.cli.bench import make_methods, notes, run_with_bar
-from tercel.cli.consoles import result_console
+from tercel.cli.consoles import PlainConsole, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_head, open_target, tree_shape
 from tercel.cli.options import DraftOptions, HeadName, ModelOptions
+from tercel.cli.paths import tercel_command, user_name, user_path
+from tercel.cli.plain import visible
 from tercel.errors import TercelError
 from tercel.files import write_json, write_text
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from tercel.measure.summary import BenchReport
 
 TARGET, STREAMED = "smollm2-135m", 3
+PICTURE = "demo.png"
 WIDE = 100  # columns that two answers side by side need
 
 
@@ -37,11 +40,15 @@ WIDE = 100  # columns that two answers side by side need
 def command(
     model: ModelOptions,
     draft: DraftOptions,
-    target: Annotated[str, typer.Argument(metavar="[TARGET]", help="The model that answers.")] = TARGET,
+    target: Annotated[
+        str, typer.Argument(metavar="[TARGET]", parser=user_name, help="The model that answers.")
+    ] = TARGET,
     head: HeadName = None,
     questions: Annotated[int, typer.Option(min=1, help="Questions of the benchmark.")] = 6,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 64,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results go.")] = Path("out/demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=user_path, help="Where the results go.")] = Path(
+        "out/demo"
+    ),
 ) -> None:
     """Stream answers with and without drafts, measure both, and write what came out."""
     from tercel.decode.eagle3 import Eagle3
@@ -63,22 +70,21 @@ def command(
     }
     console.print(LEGEND)
     for question in load_task(f"{DEMO}:{STREAMED}", ()).questions:
-        console.print(Text(f"\n> {question.turns[0]}", style="bold"))
+        console.print()
+        console.print_line(f"> {question.turns[0]}", "bold")
         request = Request(prompt_ids(loaded.tokenizer, question), params)
         show_both(console, engines, request)
     settings = BenchSettings(params, head=str(draft_model.path))
     methods = make_methods(("vanilla", "transformers", "eagle3"), loaded, draft_model, draft)
     report = run_with_bar(loaded, methods, (load_task(f"{DEMO}:{questions}", ()),), settings)
+    written = write_numbers(report, out)
     console.print()
     console.print(bench_table(report))
-    for line in (*notes(report), ""):
-        console.print(Text(line), soft_wrap=True)
-    for line in write_results(console, report, out):
-        console.print(Text(line), soft_wrap=True)
-    console.print(
-        Text(f"\nA head of your own:\ntercel train {target} --data chats.jsonl --out runs/head"),
-        soft_wrap=True,
-    )
+    for line in notes(report):
+        console.print_line(line)
+    own = tercel_command("train", target, "--data", "chats.jsonl", "--out", "runs/head")
+    for line in ("", *written, write_page(console, out), "", "A head of your own:", own):
+        console.print_line(line)
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class _Column:
         return Panel(self.text, title=self.name, subtitle=below)
 
 
-def show_both(console: Console, engines: dict[str, Engine], request: Request) -> None:
+def show_both(console: PlainConsole, engines: dict[str, Engine], request: Request) -> None:
     """One method after the other, never at once; in two columns where the terminal is wide enough."""
     columns = [_Column(name, Text(), None) for name in engines]
     if not console.is_terminal:
@@ -118,7 +124,7 @@ def _answer(column: _Column, engine: Engine, request: Request):  # type: ignore[
     coloured = ColouredText(engine.target.tokenizer, request.params.stop)
     text = column.text
     for event in engine.stream([request]):
-        text = text + coloured.of(event)
+        text = text + Text.assemble(*((visible(piece), style) for piece, style in coloured.of(event)))
         yield _Column(column.name, text, event.result)
 
 
@@ -132,21 +138,25 @@ def _layout(columns: Sequence[_Column], width: int) -> Table | Group:
     return grid
 
 
-def write_results(console: Console, report: BenchReport, out: Path) -> list[str]:
-    """`demo.json`, `demo.png` and a page with what was shown; returns a line for each."""
+def write_numbers(report: BenchReport, out: Path) -> list[str]:
+    """`demo.json` and, where matplotlib is installed, `demo.png`; returns a line for each."""
     from tercel.measure.report import plot_bench
 
     write_json(out / "demo.json", report.to_json())
     lines = [f"numbers  {out / 'demo.json'}"]
-    picture = ""
     try:
-        plot_bench(report, out / "demo.png")
+        plot_bench(report, out / PICTURE)
     except TercelError as error:
-        lines.append(f"no picture: {error}")
-    else:
-        lines.append(f"picture  {out / 'demo.png'}")
-        encoded = base64.b64encode((out / "demo.png").read_bytes()).decode()
+        return [*lines, f"no picture: {error}"]
+    return [*lines, f"picture  {out / PICTURE}"]
+
+
+def write_page(console: PlainConsole, out: Path) -> str:
+    """`demo.html` with what was shown, and the picture where there is one; returns a line for it."""
+    picture = ""
+    if (out / PICTURE).is_file():
+        encoded = base64.b64encode((out / PICTURE).read_bytes()).decode()
         picture = f'<img alt="tokens a second" style="max-width:100%" src="data:image/png;base64,{encoded}">'
     page = console.export_html(inline_styles=True, clear=False)
     write_text(out / "demo.html", page.replace("</body>", f"{picture}</body>"))
-    return [*lines, f"page     {out / 'demo.html'}"]
+    return f"page     {out / 'demo.html'}"

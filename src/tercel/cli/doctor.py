@@ -8,14 +8,15 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tercel.cli.consoles import counting_bar, result_console
+from tercel.cli.consoles import PlainConsole, counting_bar, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_target
 from tercel.cli.options import DataDirs, HeadName, JsonFile, LayerIds, LayerIdsOption, ModelOptions, TargetName
+from tercel.cli.paths import user_names
+from tercel.cli.plain import visible
 from tercel.errors import TercelError
 from tercel.files import write_json
 
@@ -48,7 +49,9 @@ def command(
     engine: Annotated[EngineChoice, typer.Option(help="What runs at --url.")] = EngineChoice.auto,
     tasks: Annotated[
         str | None,
-        typer.Option(metavar="NAME_OR_FILE[:N],…", help="What the server is asked.", show_default=TASKS),
+        typer.Option(
+            metavar="NAME_OR_FILE[:N],…", parser=user_names, help="What the server is asked.", show_default=TASKS
+        ),
     ] = None,
     data_dir: DataDirs = None,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 64,
@@ -87,9 +90,11 @@ def command(
             report = with_server(report, served)
         else:
             report = without_comparison(report)
-    if json_file is not None:
-        write_json(json_file, report.to_json())
-    print_report(result_console(), report)
+    try:
+        if json_file is not None:
+            write_json(json_file, report.to_json())
+    finally:
+        print_report(result_console(json_file), report)
     if not report.ok:
         raise typer.Exit(1)
 
@@ -116,17 +121,17 @@ def with_server(report: CheckUp, served: ServingReport) -> CheckUp:
     return replace(report, findings=(*report.findings, *served.findings), server=served.to_json())
 
 
-def print_report(console: Console, report: CheckUp) -> None:
+def print_report(console: PlainConsole, report: CheckUp) -> None:
     """One row a finding, its advice below; then how many there are of each kind."""
     table = Table("check", "", "found", title=f"{report.head} for {report.target}", title_justify="left")
     table.columns[2].overflow = "fold"
     for finding in report.findings:
-        text = Text(_sentence(finding.found))
+        text = Text(visible(_sentence(finding.found)))
         if finding.advice:
-            text.append(f"\n→ {finding.advice}", style="dim")
+            text.append(visible(f"\n→ {finding.advice}"), style="dim")
         table.add_row(finding.check, Text(finding.level, style=_STYLES[finding.level]), text)
     console.print(table)
-    console.print(Text(summary(report), style="bold green" if report.ok else "bold red"))
+    console.print_line(summary(report), "bold green" if report.ok else "bold red")
 
 
 def summary(report: CheckUp) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
-from tercel.cli.consoles import fetching_bar, result_console
+from tercel.cli.consoles import PlainConsole, fetching_bar, result_console
 from tercel.cli.options import JsonFile, LayerIds, LayerIdsOption, OnlyHead
+from tercel.cli.paths import user_name, user_path
 from tercel.errors import TercelError
 from tercel.files import write_json
 from tercel.heads import resolve_head
@@ -33,11 +33,14 @@ class Engine(str, Enum):
 def command(
     head: OnlyHead,
     to: Annotated[Engine, typer.Option("--to", help="The engine that will load it.", show_default=False)],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", parser=user_path, help="The folder to write.", show_default=False)
+    ],
     target: Annotated[
         str | None,
         typer.Option(
             metavar="TARGET",
+            parser=user_name,
             help="The target as the engine will load it: a folder or Hub id; for llamacpp its GGUF file.",
             show_default="the one HEAD records",
         ),
@@ -65,16 +68,18 @@ def command(
     report = export_head(
         model,
         to.value,
-        out.expanduser().absolute(),
+        out.absolute(),
         target_name=name,
         target_config=config,
         target_gguf=gguf,
         shape=DraftShape(depth),
         overwrite=overwrite,
     )
-    _print(report, model.warnings)
-    if json_file is not None:
-        write_json(json_file, report.to_json())
+    try:
+        if json_file is not None:
+            write_json(json_file, report.to_json())
+    finally:
+        _print(result_console(json_file), report, model.warnings)
 
 
 def _target(given: str | None, model: DraftModel, to: Engine) -> tuple[str, dict[str, Any] | None, Path | None]:
@@ -114,28 +119,27 @@ def _gguf_file(name: str) -> Path | None:
 
     if name.lower() in BUILTIN:
         return fetch(BUILTIN[name.lower()])
-    path = Path(name).expanduser()
+    path = Path(name)
     if path.is_file():
         return path.absolute()
     found = sorted(path.glob("*.gguf")) if path.is_dir() else []
     return found[0].absolute() if len(found) == 1 else None
 
 
-def _print(report: ExportReport, doubts_about_head: tuple[str, ...]) -> None:
-    console = result_console()
+def _print(console: PlainConsole, report: ExportReport, doubts_about_head: tuple[str, ...]) -> None:
     table = Table(title=f"{report.engine} export in {report.out}", title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     size = sum(count for _, count in report.files) / 1e6
     ids = ", ".join(map(str, report.written_ids))
-    table.add_row("files", Text(f"{', '.join(name for name, _ in report.files)} ({size:.1f} MB)"))
-    table.add_row("target", Text(report.target))
-    table.add_row("weights", Text(f"{report.dtype}, exactly the head's"))
-    table.add_row("layer ids written", Text(f"{ids} ({report.ids_mean})"))
+    table.add_row("files", f"{', '.join(name for name, _ in report.files)} ({size:.1f} MB)")
+    table.add_row("target", report.target)
+    table.add_row("weights", f"{report.dtype}, exactly the head's")
+    table.add_row("layer ids written", f"{ids} ({report.ids_mean})")
     for check in report.checks:
-        table.add_row(check.name, Text(f"✓ {check.detail}"))
+        table.add_row(check.name, f"✓ {check.detail}")
     console.print(table)
     for warning in (*doubts_about_head, *report.warnings):
-        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+        console.print_line(f"warning: {warning}", "yellow")
     console.print("\nstart it with")
-    console.print(Text(report.command), soft_wrap=True)
+    console.print_text([(f"{report.command}\n", "")])

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from tercel.cli.answer import LEGEND, as_json, rate_line, stream_answer
+from tercel.cli.consoles import result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import check_prompt, open_proposer, open_target
 from tercel.cli.options import DraftOptions, HeadName, JsonFile, ModelOptions, SamplingOptions, TargetName
+from tercel.cli.paths import user_path
 from tercel.errors import TercelError
 from tercel.files import write_json
 
@@ -32,7 +32,15 @@ def command(
         str | None,
         typer.Option("--prompt", "-p", help="The question; left out, it is read from standard input."),
     ] = None,
-    prompt_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the question from a file.")] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=user_path,
+            help="Read the question from a UTF-8 text. Of this and of standard input, a byte order mark and one line "
+            "end at the very end, which editors add, are no part of the question.",
+        ),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="A system message before it.")] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Go on with the text as it stands, without a chat template.")
@@ -40,7 +48,11 @@ def command(
     show: Annotated[bool, typer.Option("--show", help="Colour accepted drafts, and print rate and τ.")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Answer a prompt, the text streamed as it is verified."""
+    """Answer a prompt, the text streamed as it is verified.
+
+    The text is the model's own, tabs and line ends included, and one line end. On a terminal its control characters
+    are shown (as ␛) and not sent; into a pipe or a file they go as they are.
+    """
     params = sampling.params()
     text = read_prompt(prompt, prompt_file)
     loaded = open_target(target, model)
@@ -50,34 +62,45 @@ def command(
     from tercel.decode.engine import Engine
     from tercel.decode.types import Request
 
-    console = Console(highlight=False)
+    console = result_console(json_file)
     if show:
         console.print(LEGEND)
     shown = stream_answer(Engine(loaded, proposer), Request(tuple(ids), params), console, colours=show)
-    if show:
-        console.print(Text(rate_line(shown), style="dim"))
     if json_file is not None:
         write_json(json_file, as_json(shown))
+    if show:
+        console.print_line(rate_line(shown), "dim")
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The text of `--prompt`, of the file, or of standard input. Raises `TercelError` if there is none."""
+    """The text of `--prompt` as it is, or of the file or of standard input without a byte order mark and one last
+    line end: the same words are the same tokens, however they come.
+
+    Raises `TercelError` if there is none, and if it is no text.
+    """
     if prompt is not None and file is not None:
         raise TercelError("both --prompt and --prompt-file are given; give one of them")
-    if prompt is not None:
-        text = prompt
-    elif file is not None:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TercelError(f"cannot read the prompt from {file}: {error}; give a UTF-8 text file") from error
-    elif sys.stdin.isatty():
+    if prompt is None and file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise TercelError("there is no prompt; give --prompt TEXT, --prompt-file FILE, or pipe a text in")
-    else:
-        text = sys.stdin.read()
+    try:
+        if prompt is not None:
+            prompt.encode()  # bytes that are no UTF-8 come as halves of characters
+            text = prompt
+        else:
+            text = _words(sys.stdin.buffer.read() if file is None else file.read_bytes())
+    except OSError as error:
+        raise TercelError(f"cannot read the prompt from {file}: {error.strerror}; give a UTF-8 text") from error
+    except UnicodeError as error:
+        where = "--prompt" if prompt is not None else str(file or "standard input")
+        raise TercelError(f"the prompt from {where} is not UTF-8 ({error}); convert it") from error
     if not text.strip():
         raise TercelError("the prompt is empty; give --prompt TEXT, --prompt-file FILE, or pipe a text in")
     return text
+
+
+def _words(read: bytes) -> str:
+    """What was written, without what editors add to it."""
+    return read.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, text: str, system: str | None, raw: bool) -> list[int]:

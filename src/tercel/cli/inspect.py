@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
-from tercel.cli.consoles import counting_bar, result_console
+from tercel.cli.consoles import PlainConsole, counting_bar, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_target
 from tercel.cli.options import DataDirs, JsonFile, LayerIds, LayerIdsOption, ModelOptions, OnlyHead
+from tercel.cli.paths import user_name, user_names
 from tercel.cli.probe_table import probe_table
 from tercel.errors import TercelError
 from tercel.files import write_json
@@ -31,7 +31,13 @@ def command(
     head: OnlyHead,
     model: ModelOptions,
     target: Annotated[
-        str | None, typer.Option(metavar="TARGET", help="The target beside which to explain it.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            parser=user_name,
+            help="The target beside which to explain it.",
+            show_default=False,
+        ),
     ] = None,
     layer_ids: LayerIdsOption = LayerIds.auto,
     probe: Annotated[
@@ -39,7 +45,7 @@ def command(
     ] = False,
     tasks: Annotated[
         str,
-        typer.Option(metavar="NAME_OR_FILE[:N],…", help="What the target answers for --probe."),
+        typer.Option(metavar="NAME_OR_FILE[:N],…", parser=user_names, help="What the target answers for --probe."),
     ] = PROBE_TASKS,
     data_dir: DataDirs = None,
     json_file: JsonFile = None,
@@ -59,21 +65,27 @@ def command(
     else:
         draft = load_draft(head, loaded, force=True, layer_ids=layer_ids.meaning)
     report = inspect_head(draft, read_weights(path).tensors)
-    console = result_console()
+    measured = measure(draft, loaded, tasks, data_dir) if probe and loaded is not None else None
+    found: dict[str, Any] = report.to_json()
+    if measured is not None:
+        found["probe"] = measured.to_json()
+    try:
+        if json_file is not None:
+            write_json(json_file, found)
+    finally:
+        print_report(result_console(json_file), report, measured)
+
+
+def print_report(console: PlainConsole, report: HeadReport, measured: ProbeReport | None) -> None:
     console.print(tensor_table(report))
     console.print(fact_table(report))
     if report.conventions:
         console.print(convention_table(report))
     for warning in report.warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
-    found: dict[str, Any] = report.to_json()
-    if probe and loaded is not None:
-        measured = measure(draft, loaded, tasks, data_dir)
+        console.print_line(f"warning: {warning}", "yellow")
+    if measured is not None:
         console.print(probe_table(measured))
-        console.print(Text(measured.verdict, style="" if measured.holds else "bold yellow"), soft_wrap=True)
-        found["probe"] = measured.to_json()
-    if json_file is not None:
-        write_json(json_file, found)
+        console.print_line(measured.verdict, "" if measured.holds else "bold yellow")
 
 
 def measure(model: DraftModel, target: Target, tasks: str, data_dir: DataDirs) -> ProbeReport:
@@ -112,7 +124,7 @@ def fact_table(report: HeadReport) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts(report).items():
-        table.add_row(name, Text(value))
+        table.add_row(name, value)
     return table
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from tercel.cli.consoles import fetching_bar
+from tercel.cli.consoles import fetching_bar, working
 from tercel.cli.options import DraftKind, DraftOptions, ModelOptions
 from tercel.errors import TercelError
 
@@ -36,7 +34,7 @@ def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Tar
         dtype = parse_dtype("float32" if exact else fast_dtype(device))
     with fetching_bar() as on_bytes:
         resolve(name, on_bytes, options.accept_licence)  # fills the cache, so that loading need not ask again
-    with Console(stderr=True).status(f"loading {name}"):
+    with working(f"loading {name}"):
         return Target.load(name, dtype=dtype, device=str(device), trust_remote_code=options.trust_remote_code)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from tercel.cli.paths import user_name, user_names, user_path
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:
@@ -18,32 +19,50 @@ _MODEL, _SAMPLING, _DRAFT = "Model", "Sampling", "Draft"
 
 TargetName = Annotated[
     str,
-    typer.Argument(metavar="TARGET", help="A model's folder, a GGUF file, a built-in name, or owner/name of the Hub."),
+    typer.Argument(
+        metavar="TARGET",
+        parser=user_name,
+        help="A model's folder, a GGUF file, a built-in name, or owner/name of the Hub.",
+    ),
 ]
 HeadName = Annotated[
     str | None,
     typer.Argument(
         metavar="[HEAD]",
+        parser=user_name,
         help="A draft head: its folder, or owner/name of the Hub; left out, the one shipped for TARGET.",
         show_default=False,
     ),
 ]
 JsonFile = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the result there as JSON.", show_default=False),
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        parser=user_path,
+        help="Write the result there as JSON; with - it is standard output's, and all else goes to standard error.",
+        show_default=False,
+    ),
 ]
 TaskList = Annotated[
-    str, typer.Option(metavar="NAME_OR_FILE[:N],…", help="Tasks, each with all or N of its questions.")
+    str,
+    typer.Option(
+        metavar="NAME_OR_FILE[:N],…", parser=user_names, help="Tasks, each with all or N of its questions."
+    ),
 ]
 DataDirs = Annotated[
     list[Path] | None,
-    typer.Option(metavar="DIR", help="Where tasks are looked for; may be repeated.", show_default=False),
+    typer.Option(
+        metavar="DIR", parser=user_path, help="Where tasks are looked for; may be repeated.", show_default=False
+    ),
 ]
-
-
 OnlyHead = Annotated[
     str,
-    typer.Argument(metavar="HEAD", help="A head's folder, owner/name of the Hub, or a target with a shipped head."),
+    typer.Argument(
+        metavar="HEAD",
+        parser=user_name,
+        help="A head's folder, owner/name of the Hub, or a target with a shipped head.",
+    ),
 ]
 
 

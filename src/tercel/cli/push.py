@@ -26,4 +26,4 @@ def command(
 
     model = from_pretrained(head)
     address = push_to_hub(model, repository, data_licence=data_licence, private=private, message=message)
-    result_console().print(f"published: {address}", soft_wrap=True)
+    result_console().print_line(f"published: {address}")

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from tercel.cli.consoles import result_console
+from tercel.cli.consoles import PlainConsole, result_console, text_column
+from tercel.cli.data import Source
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_target
 from tercel.cli.options import DraftKind, DraftOptions, ModelOptions
+from tercel.cli.paths import user_name, user_path
 from tercel.errors import TercelError
 from tercel.heads import shipped
 
@@ -24,14 +24,19 @@ if TYPE_CHECKING:
 
 @with_groups
 def command(
-    prompts: Annotated[str, typer.Argument(help="A file, the name of a data set, or org/name[:split] of the Hub.")],
-    target: Annotated[str, typer.Option(help="The model that answers.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The JSONL file to write.")],
+    prompts: Source,
+    target: Annotated[str, typer.Option(metavar="TARGET", parser=user_name, help="The model that answers.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", parser=user_path, help="The JSONL file to write.")],
     model: ModelOptions,
     draft: DraftOptions,
     head: Annotated[
         str | None,
-        typer.Option(help="Draft with this head.", show_default="the target's shipped one, or no drafts"),
+        typer.Option(
+            metavar="HEAD",
+            parser=user_name,
+            help="Draft with this head.",
+            show_default="the target's shipped one, or no drafts",
+        ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Makes sampled answers repeatable.")] = 0,
@@ -70,7 +75,7 @@ def command(
     )
     console = result_console()
     for note in notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+        console.print_line(f"note: {note}")
     with AnswerProgress(console) as progress:
         try:
             report = regenerate(
@@ -87,19 +92,19 @@ def command(
                 f"stopped; {out}.part keeps the answers, and the same command again goes on with it"
             ) from None
     for line in report_lines(report, out):
-        console.print(Text(line), soft_wrap=True)
+        console.print_line(line)
 
 
 class AnswerProgress(Progress):
     """A bar over conversations, with answers and tokens a second."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: PlainConsole) -> None:
         columns = (
-            TextColumn("answering"),
+            text_column("answering"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[rates]}"),
+            text_column("{task.fields[rates]}"),
         )
         super().__init__(*columns, console=console)
         self._bar = self.add_task("answering", total=None, rates="")

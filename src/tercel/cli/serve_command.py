@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tercel.cli.consoles import fetching_bar
+from tercel.cli.consoles import fetching_bar, result_console, say
 from tercel.cli.options import Dtype, JsonFile, LayerIds, LayerIdsOption, OnlyHead
+from tercel.cli.paths import tercel_command, user_name
 from tercel.errors import TercelError
 from tercel.files import write_json
 
@@ -32,6 +32,7 @@ def command(
         str | None,
         typer.Option(
             metavar="TARGET",
+            parser=user_name,
             help="The target as the engine will load it: a folder or a name of the Hub.",
             show_default="the one HEAD records",
         ),
@@ -69,11 +70,11 @@ def command(
     line = launch(loaded_as, str(path), name, DraftShape(depth, top_k, nodes), dtype.value)
     doubt = misread_by(loaded_as, model, path, kind)
     warning = None if doubt is None else _warning(doubt, head, engine.value)
-    typer.echo(line)
-    if warning is not None:
-        typer.echo(warning, err=True)
     if json_file is not None:
         write_json(json_file, {"engine": engine.value, "target": name, "command": line, "warning": warning})
+    result_console(json_file).print_text([(f"{line}\n", "")])
+    if warning is not None:
+        say(warning)
 
 
 def served_target(given: str | None, model: DraftModel) -> tuple[str, int | None, str | None]:
@@ -88,7 +89,7 @@ def served_target(given: str | None, model: DraftModel) -> tuple[str, int | None
     name = given or recorded
     if not name:
         raise TercelError("the head does not record its target; give --target")
-    here = name.lower() in BUILTIN or Path(name).expanduser().exists()
+    here = name.lower() in BUILTIN or Path(name).exists()
     if not here:  # a name of the Hub, which the engine will fetch
         return name, model.head.config.target_num_layers, None
     with fetching_bar() as on_bytes:
@@ -98,5 +99,5 @@ def served_target(given: str | None, model: DraftModel) -> tuple[str, int | None
 
 
 def _warning(doubt: str, head: str, engine: str) -> str:
-    export = f"tercel export {shlex.quote(head)} --to {engine} --out DIR"
+    export = tercel_command("export", head, "--to", engine, "--out", "DIR")
     return f"warning: {engine} would not load this folder as it is meant ({doubt}); run `{export}` first, serve DIR"

@@ -43,8 +43,10 @@ def read_settings(ctx: typer.Context, file: Path | None) -> Path | None:
 def _read(file: Path) -> dict[Any, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise TercelError(f"cannot read {file}: {error}; give a YAML file of flags and values") from error
+    except OSError as error:
+        raise TercelError(f"cannot read {file}: {error.strerror}; give a YAML file of flags and values") from error
+    except UnicodeDecodeError as error:
+        raise TercelError(f"{file} is not UTF-8 ({error}); give a YAML file of flags and values") from error
     except yaml.YAMLError as error:
         raise TercelError(f"{file} is not YAML ({' '.join(str(error).split())}); repair it") from error
     if not isinstance(values, dict):

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from tercel.cli.consoles import result_console
+from tercel.cli.consoles import PlainConsole, result_console
 from tercel.cli.data import counts_table
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_target
 from tercel.cli.options import ModelOptions, TargetName
+from tercel.cli.paths import tercel_command, user_name, user_path
 from tercel.cli.settings import read_settings
 from tercel.cli.train_progress import TrainProgress
 from tercel.errors import TercelError
@@ -64,7 +63,9 @@ class TrainFlags:
     freeze_lm_head: Annotated[bool, _flag("Keep the target's output layer (paper's text).", _HEAD)] = False
     fc_norm: Annotated[bool, _flag("Norm each feature first (EAGLE-3.1).", _HEAD)] = False
     norm_output: Annotated[bool, _flag("Feed back the normed hidden (EAGLE-3.1).", _HEAD)] = False
-    start_from: Annotated[str, _flag("Begin with the weights of this head.", _RUN, metavar="HEAD")] = ""
+    start_from: Annotated[
+        str, _flag("Begin with the weights of this head.", _RUN, metavar="HEAD", parser=user_name)
+    ] = ""
     seed: Annotated[int, _flag("Of initialisation and data order.", _RUN)] = 0
     eval_share: Annotated[float, _flag("Share of the conversations held out.", _RUN)] = 0.02
     eval_every: Annotated[int, _flag("Steps between evaluations.", _RUN)] = 100
@@ -83,27 +84,39 @@ def command(
     target: TargetName,
     data: Annotated[
         list[str],
-        typer.Option(metavar="FILE", help="Conversations: a file, a data set's name, org/name of the Hub."),
+        typer.Option(
+            metavar="FILE", parser=user_name, help="Conversations: a file, a data set's name, org/name of the Hub."
+        ),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the head and its run go.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=user_path, help="Where the head and its run go.")],
     recipe: TrainFlags,
     model: ModelOptions,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.yaml", callback=read_settings, is_eager=True, help="Flags from a YAML file."),
+        typer.Option(
+            metavar="FILE.yaml",
+            parser=user_path,
+            callback=read_settings,
+            is_eager=True,
+            help="Flags from a YAML file.",
+        ),
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many rows of each source.")] = None,
     check_overlap: Annotated[
         list[Path] | None,
-        typer.Option(metavar="EVALFILE", help="Drop conversations that overlap with it; may be repeated."),
+        typer.Option(
+            metavar="EVALFILE", parser=user_path, help="Drop conversations that overlap with it; may be repeated."
+        ),
     ] = None,
     data_licence: Annotated[
         str, typer.Option(metavar="TEXT", help="Licence of the data, for the model card.", show_default=False)
     ] = "",
     feature_cache: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep the target's features there for later epochs and runs."),
+        typer.Option(
+            metavar="DIR", parser=user_path, help="Keep the target's features there for later epochs and runs."
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Throw away what --out holds.")] = False,
 ) -> None:
@@ -120,7 +133,7 @@ def command(
     )
     console.print(counts_table(report))
     for note in report.notes:
-        console.print(Text(f"note: {note}"))
+        console.print_line(f"note: {note}")
     with TrainProgress(console, out) as progress:
         try:
             summary = train(
@@ -150,7 +163,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
         raise TercelError(f"--feature-layers {text!r} is not a list of layer numbers, such as 2,15,27") from error
 
 
-def print_summary(console: Console, summary: TrainSummary, target: str) -> None:
+def print_summary(console: PlainConsole, summary: TrainSummary, target: str) -> None:
     """What the run gave, where it lies, and what to do with it."""
     from tercel.train.config import RunFolder
 
@@ -169,12 +182,13 @@ def print_summary(console: Console, summary: TrainSummary, target: str) -> None:
     if folder.curves.is_file():
         lines.append(f"curves  {folder.curves}")
     lines += ["", *next_commands(target, str(summary.out))]
-    console.print(Text("\n".join(lines)), soft_wrap=True)
+    for line in lines:
+        console.print_line(line)
 
 
 def next_commands(target: str, head: str) -> Sequence[str]:
     return (
-        f'tercel generate {target} {head} --show --prompt "Why is the sky blue?"',
-        f"tercel bench {target} {head}",
-        f"tercel verify {target} {head}",
+        tercel_command("generate", target, head, "--show", "--prompt", "Why is the sky blue?"),
+        tercel_command("bench", target, head),
+        tercel_command("verify", target, head),
     )

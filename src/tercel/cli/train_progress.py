@@ -6,10 +6,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
+from tercel.cli.consoles import PlainConsole, text_column
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
 class TrainProgress:
     """A `Watcher`: derived facts first, then a bar with rate, time left, loss, accuracy and the newest τ."""
 
-    def __init__(self, console: Console, out: Path) -> None:
+    def __init__(self, console: PlainConsole, out: Path) -> None:
         self._console = console
         self._out = out
         columns = (
-            TextColumn("training"),
+            text_column("training"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[shown]}"),
+            text_column("{task.fields[shown]}"),
         )
         self._progress = Progress(*columns, console=console)
         self._task: TaskID | None = None
@@ -83,7 +82,7 @@ class TrainProgress:
             self._print(f"no curves: {error}")
 
     def _print(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print_line(line)
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:

@@ -7,11 +7,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from tercel.cli.consoles import counting_bar, result_console
+from tercel.cli.consoles import PlainConsole, counting_bar, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_head, open_target, tree_shape
 from tercel.cli.options import DataDirs, DraftOptions, HeadName, JsonFile, ModelOptions, TargetName, TaskList
@@ -87,14 +85,16 @@ def command(
                 progress=lambda done, total: bar(done, total, ""),
             )
     report = VerifyReport(greedy, sampled)
-    if json_file is not None:
-        write_json(json_file, report.to_json())
-    print_report(result_console(), report)
+    try:
+        if json_file is not None:
+            write_json(json_file, report.to_json())
+    finally:
+        print_report(result_console(json_file), report)
     if not report.ok:
         raise typer.Exit(1)
 
 
-def print_report(console: Console, report: VerifyReport) -> None:
+def print_report(console: PlainConsole, report: VerifyReport) -> None:
     table = Table("check", "compared", "drafts accepted", "found", "verdict")
     divergences: list[Divergence] = []
     for row, found in _rows(report):
@@ -102,11 +102,11 @@ def print_report(console: Console, report: VerifyReport) -> None:
         divergences += found
     console.print(table)
     for divergence in divergences[:SHOWN]:
-        console.print(Text(_line(divergence)), soft_wrap=True)
+        console.print_line(_line(divergence))
     if len(divergences) > SHOWN:
-        console.print(Text(f"and {len(divergences) - SHOWN} more; --json lists all"))
+        console.print_line(f"and {len(divergences) - SHOWN} more; --json lists all")
     verdict = "lossless: no difference but rounding" if report.ok else "NOT lossless"
-    console.print(Text(verdict, style="bold green" if report.ok else "bold red"))
+    console.print_line(verdict, "bold green" if report.ok else "bold red")
 
 
 def _rows(report: VerifyReport) -> Iterator[tuple[tuple[str, ...], tuple[Divergence, ...]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from tercel.draft import DraftModel
@@ -47,6 +48,7 @@ target verifies every one, so the text is the target's own. It is of no use with
 
 def _commands(name: str) -> str:
     exports = "\n".join(f"tercel export . --to {engine} --out head-{engine}" for engine in ENGINES)
+    name = shlex.quote(name)
     serving = "\n".join(f"tercel serve-command head-{engine} --engine {engine} --target {name}" for engine in ENGINES)
     return f"""```
 tercel generate {name} . --prompt "Why is the sky blue?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.table import Table
@@ -39,17 +40,20 @@ def bench_table(report: BenchReport) -> Table:
     return table
 
 
+def check_drawing() -> None:
+    """Raises `TercelError` if matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise TercelError("drawing a benchmark needs matplotlib; install it with: pip install 'tercel[report]'")
+
+
 def plot_bench(report: BenchReport, path: Path) -> None:
     """Write a PNG: tokens a second of every method by task, with 95 % intervals, and each bar's τ above it.
 
     Raises `TercelError` if matplotlib is not installed or `path` cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise TercelError(
-            "drawing a benchmark needs matplotlib; install it with: pip install 'tercel[report]'"
-        ) from error
+    check_drawing()
+    from matplotlib.figure import Figure
+
     names = list(dict.fromkeys(name for task in report.tasks for name in task.methods))
     width = 0.8 / len(names)
     figure = Figure(figsize=(max(6.0, 1.6 * len(report.tasks) * max(2, len(names)) / 2), 4.2), dpi=150)
