@@ -21,7 +21,7 @@ class Ended:
     err: str
 
 
-def run(*arguments: str, stdin: str | None = None) -> Ended:
+def run(*arguments: str, stdin: str | bytes | None = None) -> Ended:
     """In this process; an exception that is not an exit is raised."""
     environment = {"COLUMNS": "200", "NO_COLOR": "1"}
     result = CliRunner().invoke(

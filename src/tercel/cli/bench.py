@@ -84,7 +84,7 @@ def command(
         if record and draft_model is not None:
             keep_with_head(report, draft_model, draft, loaded)
     finally:
-        console = result_console(json_file)
+        console = result_console(json_file, plot)
         console.print(bench_table(report))
         for line in notes(report):
             console.print_line(line)

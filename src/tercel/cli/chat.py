@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,7 +34,10 @@ def command(
     system: Annotated[str | None, typer.Option(help="A system message before the conversation.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Colour accepted drafts, and print rate and τ.")] = False,
 ) -> None:
-    """Talk to the target; answers are streamed as they are verified."""
+    """Talk to the target; answers are streamed as they are verified.
+
+    As with `generate`, control characters in an answer are shown on a terminal and go into a pipe as they are.
+    """
     params = sampling.params()
     loaded = open_target(target, model)
     if not loaded.tokenizer.chat_template:
@@ -40,6 +45,8 @@ def command(
     from tercel.decode.engine import Engine
 
     engine = Engine(loaded, open_proposer(head, loaded, draft))
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # bytes that are no text are the user's slip, and not the end
     console = result_console()
     console.print_line(HELP, "dim")
     if show:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tercel.wheels import OnBytes
 
 PIPED_WIDTH = 140  # a file has no edge: wide enough for every table
-STANDARD_OUTPUT = (Path("-"), Path("/dev/stdout"))  # as the FILE of --json
+STANDARD_OUTPUT = (Path("-"), Path("/dev/stdout"))  # as the FILE of an option
 Piece = tuple[str, str]  # a text and its style
 
 
@@ -103,12 +103,12 @@ def silence(stream: IO[str] | None) -> None:
     os.close(nowhere)
 
 
-def result_console(json_file: Path | None = None, *, record: bool = False) -> PlainConsole:
-    """Standard output, or standard error where the JSON goes to standard output (`--json -`).
+def result_console(*files: Path | None, record: bool = False) -> PlainConsole:
+    """Standard output, or standard error where one of the verb's `files` is standard output (`--json -`).
 
     Tables are not squeezed where it is no terminal.
     """
-    console = PlainConsole(stderr=json_file in STANDARD_OUTPUT, record=record)
+    console = PlainConsole(stderr=any(file in STANDARD_OUTPUT for file in files), record=record)
     if not console.is_terminal:
         console.width = max(console.width, PIPED_WIDTH)
     return console

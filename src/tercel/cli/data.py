@@ -41,9 +41,7 @@ def show(
     file: Source,
     target: Annotated[
         str,
-        typer.Option(
-            metavar="TARGET", parser=user_name, help="The model whose tokenizer and chat template are used."
-        ),
+        typer.Option(metavar="TARGET", parser=user_name, help="The model whose tokenizer and chat template are used."),
     ],
     samples: Samples = 3,
     plain: Annotated[bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')] = False,
@@ -100,7 +98,7 @@ def clean(
     with atomic_file(out) as partial, partial.open("w", encoding="utf-8") as stream:
         for conversation in report.kept:
             stream.write(json.dumps(conversation.to_json(), ensure_ascii=False) + "\n")
-    console = result_console()
+    console = result_console(out)
     for line in [*notes, *overlap_lines(report, samples)]:
         console.print_line(line)
     console.print_line(f"{len(report.kept)} of {report.read} conversations written to {out}")

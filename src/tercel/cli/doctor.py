@@ -109,9 +109,7 @@ def read_beside(name: str | None, target: Target, layer_ids: LayerIds) -> DraftM
 
     path, device, meaning = resolve_head(name, target.source.name), str(target.device), layer_ids.meaning
     try:
-        model = read_head(
-            path, dtype=target.dtype, device=device, num_layers=target.num_layers, layer_ids=meaning
-        )
+        model = read_head(path, dtype=target.dtype, device=device, num_layers=target.num_layers, layer_ids=meaning)
     except TercelError:  # perhaps only because of the target's depth, which is then a finding
         model = read_head(path, dtype=target.dtype, device=device, layer_ids=meaning)
     return replace(model, head=model.eagle3)

@@ -46,9 +46,7 @@ JsonFile = Annotated[
 ]
 TaskList = Annotated[
     str,
-    typer.Option(
-        metavar="NAME_OR_FILE[:N],…", parser=user_names, help="Tasks, each with all or N of its questions."
-    ),
+    typer.Option(metavar="NAME_OR_FILE[:N],…", parser=user_names, help="Tasks, each with all or N of its questions."),
 ]
 DataDirs = Annotated[
     list[Path] | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -14,12 +15,13 @@ def user_path(typed: str | Path) -> Path:
     Every option that takes a path has this as its parser. Raises `TercelError` if there is no such home, and for what
     can be no path.
     """
-    if "\0" in str(typed):
-        raise TercelError(f"{str(typed)!r} holds a NUL character and can be no path; give another")
-    try:
-        return Path(typed).expanduser()
-    except RuntimeError as error:
-        raise TercelError(f"no home is known for the first part of {typed}; write the path out, or ./~…") from error
+    text = str(typed)
+    if "\0" in text:
+        raise TercelError(f"{text!r} holds a NUL character and can be no path; give another")
+    expanded = os.path.expanduser(text)
+    if expanded.startswith("~"):
+        raise TercelError(f"no home is known for the first part of {text}; write the path out, or ./~… for a file here")
+    return Path(expanded)
 
 
 def user_name(typed: str) -> str:

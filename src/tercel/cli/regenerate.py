@@ -73,7 +73,7 @@ def command(
         max_new_tokens=max_new_tokens,
         context=loaded.context_length - max_new_tokens,
     )
-    console = result_console()
+    console = result_console(out)
     for note in notes:
         console.print_line(f"note: {note}")
     with AnswerProgress(console) as progress:
