@@ -18,10 +18,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from tercel.decode.history import TokenHistory
 from tercel.decode.sampling import (
     RandomStream,
     SamplingParams,
-    TokenHistory,
     choose_token,
     greedy_token,
     processed_logits,
@@ -89,8 +89,8 @@ def test_penalties_and_bias_by_hand():
     params = SamplingParams(
         repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5, logit_bias={4: 3.0, 0: -1.0}
     )
-    # Repetition: 0, 1 (prompt), 2, 3 (answer). Presence and frequency: the answer only.
-    expected = torch.tensor([1.0 - 1.0, -4.0, 2.0 - 0.25 - 1.0, 0.5 - 0.25 - 0.5, 3.5])
+    # Bias first. Repetition: 0, 1 (prompt), 2, 3 (answer). Presence and frequency: the answer only.
+    expected = torch.tensor([(2.0 - 1.0) / 2, -4.0, 2.0 - 0.25 - 1.0, 0.5 - 0.25 - 0.5, 3.5])
     torch.testing.assert_close(processed_logits(logits, params, history), expected)
     assert greedy_token(logits, params, history) == 4
     assert greedy_token(logits, SamplingParams(), history) == 2

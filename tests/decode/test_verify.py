@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tercel.decode import verify as verify_module
 from tercel.decode.draft_tree import DraftTree
+from tercel.decode.history import TokenHistory
 from tercel.decode.sampling import (
     RandomStream,
     SamplingParams,
-    TokenHistory,
     choose_token,
     sample,
     target_distribution,
@@ -87,8 +87,8 @@ def test_fault_penalties_that_ignore_the_path_are_caught(monkeypatch):
     def forgetful(params: SamplingParams, history: TokenHistory, stream: RandomStream) -> Verdict:
         with monkeypatch.context() as patch:
             history.seen_counts()
-            patch.setattr(history, "push", history.generated.append)  # the path's tokens are not counted
-            patch.setattr(history, "pop", lambda count: history.generated.__delitem__(slice(-count or None, None)))
+            patch.setattr(history, "push", history.tokens.append)  # the path's tokens are not counted
+            patch.setattr(history, "pop", lambda count: [history.tokens.pop() for _ in range(count)])
             return deterministic_rule(params, history, stream)
 
     assert p_value(forgetful, SETTINGS["penalties"]) < FAULT

@@ -18,10 +18,10 @@ import torch
 from scipy.stats import chi2
 
 from tercel.decode.draft_tree import DraftTree
+from tercel.decode.history import TokenHistory
 from tercel.decode.sampling import (
     RandomStream,
     SamplingParams,
-    TokenHistory,
     choose_token,
     target_distribution,
 )

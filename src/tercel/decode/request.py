@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tercel.decode.sampling import RandomStream, TokenHistory
+from tercel.decode.history import TokenHistory
+from tercel.decode.sampling import RandomStream
 from tercel.decode.stopping import StopChecker
 from tercel.decode.types import Event, GenerationResult, Request
 from tercel.decode.verify import Verdict
@@ -19,7 +20,7 @@ class ActiveRequest:
         self.index = index
         self.prompt = request.prompt
         self.params = request.params
-        self.history = TokenHistory(request.prompt, target.vocab_size, target.device)
+        self.history = TokenHistory(request.prompt, target.vocab_size)
         self.stream = RandomStream(request.params.seed)
         self._stop = StopChecker(
             request.params,

@@ -2,8 +2,11 @@
 
 `V` is the target's vocabulary. The processors work in this order, which is Hugging Face's:
 
-1. repetition penalty (tokens of prompt and answer), 2. presence and frequency penalty (tokens of the answer),
-3. logit bias, 4. temperature, 5. top-k, 6. top-p, 7. min-p.
+1. logit bias, 2. repetition penalty (tokens of prompt and answer), 3. presence and frequency penalty (tokens of the
+answer), 4. the rules of `decode/rules.py`, 5. temperature, 6. top-k, 7. top-p, 8. min-p.
+
+Whatever is more than an argmax is done on the host, from one row of logits: only that row leaves the device, nothing
+there waits for a number from here, and float64 is at hand (Apple's devices have none).
 
 Token-by-token decoding and every verification rule call the functions of this file, so they cannot differ.
 """
@@ -12,21 +15,21 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tercel.decode.history import TokenHistory
+from tercel.decode.rules import TokenRules, is_id
 from tercel.errors import TercelError
 
 # Most nuclei are far smaller, and sorting a whole vocabulary costs more than all the rest together.
 NUCLEUS_START = 1024
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_finite(value: object) -> bool:
@@ -40,7 +43,8 @@ class SamplingParams:
     `temperature=0` is greedy (top-k, top-p and min-p then change nothing); `top_k=0`, `top_p=1` and `min_p=0`
     are off. `repetition_penalty` divides or multiplies as in Hugging Face; `presence_penalty` and
     `frequency_penalty` are subtracted as in OpenAI's API; `logit_bias` maps token id to an addend.
-    `seed=None` draws a fresh one. `stop_token_ids` end the answer even with `ignore_eos`.
+    `seed=None` draws a fresh one. `stop_token_ids` end the answer even with `ignore_eos`. `rules` are those of a
+    model's generation config, which these values say nothing of: `sampling_for` takes both over.
 
     Raises `TercelError` for a value outside its range.
     """
@@ -58,6 +62,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    rules: TokenRules = field(default_factory=TokenRules)
 
     def __post_init__(self) -> None:
         def check(name: str, fine: bool, wanted: str) -> None:
@@ -67,85 +72,36 @@ class SamplingParams:
 
         bias, seed = self.logit_bias, self.seed
         check("temperature", _is_finite(self.temperature) and self.temperature >= 0, "at least 0 (0: greedy)")
-        check("top_k", _is_id(self.top_k), "an integer of at least 0 (0: off)")
+        check("top_k", is_id(self.top_k), "an integer of at least 0 (0: off)")
         check("top_p", _is_finite(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (1: off)")
         check("min_p", _is_finite(self.min_p) and 0 <= self.min_p <= 1, "between 0 and 1 (0: off)")
         penalty = self.repetition_penalty
         check("repetition_penalty", _is_finite(penalty) and penalty > 0, "a number above 0 (1: off)")
         check("presence_penalty", _is_finite(self.presence_penalty), "a finite number (0: off)")
         check("frequency_penalty", _is_finite(self.frequency_penalty), "a finite number (0: off)")
-        good_bias = all(map(_is_id, bias)) and all(map(_is_finite, bias.values()))
+        good_bias = all(map(is_id, bias)) and all(map(_is_finite, bias.values()))
         check("logit_bias", good_bias, "a map from token ids to finite numbers")
-        check("seed", seed is None or (_is_id(seed) and seed < 2**64), "an integer from 0 to 2**64 - 1, or none")
-        check("max_new_tokens", _is_id(self.max_new_tokens) and self.max_new_tokens >= 1, "at least 1")
+        check("seed", seed is None or (is_id(seed) and seed < 2**64), "an integer from 0 to 2**64 - 1, or none")
+        check("max_new_tokens", is_id(self.max_new_tokens) and self.max_new_tokens >= 1, "at least 1")
         good_stop = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
         check("stop", good_stop, "a tuple of non-empty strings")
-        good_ids = isinstance(self.stop_token_ids, tuple) and all(map(_is_id, self.stop_token_ids))
+        good_ids = isinstance(self.stop_token_ids, tuple) and all(map(is_id, self.stop_token_ids))
         check("stop_token_ids", good_ids, "a tuple of token ids")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @cached_property
+    def plain(self) -> bool:
+        """Whether nothing changes the order of the logits, so that the greedy token is their argmax."""
+        penalties = (self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty)
+        return not any(penalties) and not self.logit_bias and self.rules.off
 
-class TokenHistory:
-    """The tokens of one request, with the counts that the penalties need kept up to date in O(1) per token.
-
-    To look at a path of the draft tree, `push` its tokens and `pop` them again: nothing of size V is copied.
-    The count buffers are made when a penalty first asks for them, so requests without penalties never pay for
-    them.
-
-    Raises `TercelError` if the prompt holds an id outside the vocabulary.
-    """
-
-    def __init__(self, prompt: Sequence[int], vocab_size: int, device: torch.device | str | None = None) -> None:
-        for token in prompt:
-            if not 0 <= token < vocab_size:
-                raise TercelError(
-                    f"the prompt holds token id {token}, but the target's vocabulary has "
-                    f"{vocab_size} entries; use the target's own tokenizer"
-                )
-        self.prompt = tuple(prompt)
-        self.generated: list[int] = []
-        self._vocab_size = vocab_size
-        self._device = torch.device(device or "cpu")
-        self._counts: Tensor | None = None  # [2, V] int32; row 0: answer, row 1: prompt and answer
-
-    @property
-    def position(self) -> int:
-        """Index of the next generated token: the number of those pushed so far, path included."""
-        return len(self.generated)
-
-    def push(self, token: int) -> None:
-        self.generated.append(token)
-        if self._counts is not None:
-            self._counts[:, token] += 1
-
-    def pop(self, count: int = 1) -> None:
-        """Take back the last `count` pushed tokens."""
-        if count > len(self.generated):
-            raise ValueError(f"cannot pop {count} of {len(self.generated)} generated tokens")
-        for _ in range(count):
-            token = self.generated.pop()
-            if self._counts is not None:
-                self._counts[:, token] -= 1
-
-    def generated_counts(self) -> Tensor:
-        """How often each token is in the answer so far, int32 [V]; a view, not to be written to."""
-        return self._count_rows()[0]
-
-    def seen_counts(self) -> Tensor:
-        """The same for prompt and answer together, int32 [V]; a view, not to be written to."""
-        return self._count_rows()[1]
-
-    def _count_rows(self) -> Tensor:
-        if self._counts is None:
-            answer, prompt = (
-                torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=self._vocab_size)
-                for ids in (self.generated, self.prompt)
-            )
-            self._counts = torch.stack([answer, answer + prompt]).to(self._device, torch.int32)
-        return self._counts
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The ids that end the answer, as far as the rules on its length know them."""
+        return (*self.stop_token_ids, *(() if self.ignore_eos else self.rules.eos_token_ids))
 
 
 class RandomStream:
@@ -173,44 +129,57 @@ class RandomStream:
 
 
 def processed_logits(logits: Tensor, params: SamplingParams, history: TokenHistory) -> Tensor:
-    """Logits [V] after penalties and bias, float32 or better.
+    """Logits [V] after bias, penalties and rules, on the host, float32 or better.
 
     With all of them off this may be `logits` itself: do not write to it.
-    Raises `TercelError` if `logit_bias` names an id outside the vocabulary.
+    Raises `TercelError` if `logit_bias` or a rule names an id outside the vocabulary.
     """
-    scores = logits if logits.dtype == torch.float64 else logits.float()
+    scores = logits.cpu()
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    if params.plain:
+        return scores
+    _check_ids(params, len(scores))
+    scores = _biased(scores, params, history)
     if params.repetition_penalty != 1:
         penalty = params.repetition_penalty
-        penalised = torch.where(scores > 0, scores / penalty, scores * penalty)
+        penalised = torch.where(scores < 0, scores * penalty, scores / penalty)
         scores = torch.where(history.seen_counts() > 0, penalised, scores)
     if params.presence_penalty != 0 or params.frequency_penalty != 0:
         counts = history.generated_counts()
         scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-    if params.logit_bias:
-        highest = max(params.logit_bias)
-        if highest >= len(scores):
-            raise TercelError(
-                f"logit_bias names token id {highest}, but the target's vocabulary has {len(scores)} entries"
-            )
-        ids = torch.tensor(list(params.logit_bias), device=scores.device)
-        addends = torch.tensor(list(params.logit_bias.values()), dtype=scores.dtype, device=scores.device)
-        scores = scores.index_add(0, ids, addends)
-    return scores
+    if params.rules.off:
+        return scores
+    return params.rules.restrict(scores, history, params.ends, params.max_new_tokens)
+
+
+def _biased(scores: Tensor, params: SamplingParams, history: TokenHistory) -> Tensor:
+    addends = [*params.logit_bias.items(), *params.rules.biases(history)]
+    if not addends:
+        return scores
+    ids, values = zip(*addends, strict=True)
+    bias = torch.zeros(len(scores)).index_add_(0, torch.tensor(ids), torch.tensor(values, dtype=torch.float32))
+    return scores + bias
+
+
+def _check_ids(params: SamplingParams, vocab_size: int) -> None:
+    for name, highest in (("logit_bias", max(params.logit_bias, default=-1)), ("a rule", params.rules.highest_id)):
+        if highest >= vocab_size:
+            raise TercelError(f"{name} names token id {highest}, but the target's vocabulary has {vocab_size} entries")
 
 
 def target_distribution(logits: Tensor, params: SamplingParams, history: TokenHistory) -> Tensor:
-    """The distribution [V] of the next token after all processors, float64, for exactly this history.
+    """The distribution [V] of the next token after all processors, float64 on the host, for exactly this history.
 
     At temperature 0 it is one-hot at `greedy_token`. Raises `TercelError` for logits with NaN or infinity.
     Ties at the border of top-k are all kept (as in Hugging Face); ties at the border of top-p are resolved
     for the lower id, so the result never depends on a kernel's whim.
     """
     if params.greedy:
-        one_hot = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
+        one_hot = torch.zeros(len(logits), dtype=torch.float64)
         one_hot[greedy_token(logits, params, history)] = 1.0
         return one_hot
     scores = processed_logits(logits, params, history)
-    _check_finite(float(scores.max()), history)
+    _check_finite(float(scores.max()), params, history)
     ids = None  # the candidates' token ids [C]; None: all
     if 0 < params.top_k < len(scores):  # temperature keeps the order, so the cut may come before it
         ids = (scores >= torch.topk(scores, params.top_k).values[-1]).nonzero().squeeze(1)
@@ -226,7 +195,7 @@ def target_distribution(logits: Tensor, params: SamplingParams, history: TokenHi
         probs = probs / probs.sum()
     if ids is None:
         return probs
-    return torch.zeros(len(logits), dtype=torch.float64, device=logits.device).index_copy_(0, ids, probs)
+    return torch.zeros(len(logits), dtype=torch.float64).index_copy_(0, ids, probs)
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
@@ -250,13 +219,25 @@ def greedy_token(logits: Tensor, params: SamplingParams, history: TokenHistory) 
 
     Raises `TercelError` if they hold NaN or infinity.
     """
-    scores = processed_logits(logits, params, history)
-    token = int(scores.argmax())  # documented to be the first of equal maxima; takes NaN for the largest
-    _check_finite(float(scores[token]), history)
+    token = int(best_tokens(logits if params.plain else processed_logits(logits, params, history)))
+    if token < 0:
+        _check_finite(float(processed_logits(logits, params, history).max()), params, history)
     return token
 
 
-def _check_finite(largest: float, history: TokenHistory) -> None:
+def best_tokens(logits: Tensor) -> Any:
+    """Argmax of every row of `logits` `[.., V]` as (nested lists of) ints, the lowest id among equals; -1 for a row
+    whose largest logit is not finite. Only these numbers leave the device."""
+    largest, tokens = logits.max(-1)  # documented to be the first of equal maxima; takes NaN for the largest
+    return torch.where(largest.isfinite(), tokens, -1).tolist()
+
+
+def _check_finite(largest: float, params: SamplingParams, history: TokenHistory) -> None:
+    if largest == -math.inf and not params.plain:
+        raise TercelError(
+            f"no token is left that could be generated token {history.position}: logit bias or the rules of the "
+            "generation config forbid every one; leave some of them out"
+        )
     if not math.isfinite(largest):
         raise TercelError(
             f"the target's largest logit for generated token {history.position} is {largest}; "

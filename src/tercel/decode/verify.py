@@ -6,16 +6,16 @@ with the history of its own path, and leave the history as they found it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from tercel.decode.draft_tree import DraftTree
+from tercel.decode.history import TokenHistory
 from tercel.decode.sampling import (
     RandomStream,
     SamplingParams,
-    TokenHistory,
     choose_token,
     sample,
     target_distribution,
@@ -42,11 +42,17 @@ class Verdict:
 
 
 def verify(
-    tree: DraftTree, logits: Tensor, params: SamplingParams, history: TokenHistory, stream: RandomStream
+    tree: DraftTree,
+    logits: Tensor,
+    params: SamplingParams,
+    history: TokenHistory,
+    stream: RandomStream,
+    best: Sequence[int] | None = None,
 ) -> Verdict:
     """Verify drafts that were chosen deterministically: take the target's token, descend while it is a child.
 
-    logits: [N, V], row `i` the target's after node `i`. `history` ends with the root's token.
+    logits: [N, V], row `i` the target's after node `i`. `history` ends with the root's token. best: `best_tokens` of
+    the logits, where a caller has them for many trees at once; used if the request is greedy and `plain`.
 
     The token at every position is the one that decoding without a draft takes with the same seed, so this
     rule is not only exact in distribution: it yields the same text.
@@ -54,7 +60,8 @@ def verify(
     _check_rows(tree, logits)
 
     def decide(node: int) -> tuple[int, int | None]:
-        token = choose_token(logits[node], params, history, stream)
+        known = best[node] if best is not None and params.greedy and params.plain else -1
+        token = known if known >= 0 else choose_token(logits[node], params, history, stream)
         return token, next((c for c in tree.children(node) if tree.token_list[c] == token), None)
 
     return _walk(tree, history, decide)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tercel.decode.sampling import TokenHistory
+from tercel.decode.history import TokenHistory
 from tercel.errors import TercelError
 from tercel.measure.tasks import Prompt
 from tercel.target.model import Target
@@ -73,7 +73,7 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 def history_of(target: Target, prompt: Prompt, generated: Sequence[int]) -> TokenHistory:
-    history = TokenHistory(prompt.tokens, target.vocab_size, target.device)
+    history = TokenHistory(prompt.tokens, target.vocab_size)
     for token in generated:
         history.push(token)
     return history
