@@ -42,12 +42,12 @@ def next_nodes_ancestors(tree: DraftTree) -> Tensor:
     return torch.cat([mask[:1], mask[:-1]]) | torch.eye(len(tree), dtype=torch.bool)
 
 
-def wrong_parent(tree, logits, params, history, stream):
+def wrong_parent(tree, logits, params, history, stream, best=None):
     """Judges a node's children by the logits of the node's own parent."""
     return rules.verify(tree, logits[tree.parents.clamp(min=0)], params, history, stream)
 
 
-def accept_anything_likely(tree, logits, params, history, stream):
+def accept_anything_likely(tree, logits, params, history, stream, best=None):
     """Typical acceptance: takes any child with a fair probability. Lossy."""
 
     def decide(node: int) -> tuple[int, int | None]:
@@ -222,7 +222,7 @@ def test_a_wrong_mask_is_found_by_seed(monkeypatch: pytest.MonkeyPatch, mask) ->
 
 
 def test_an_impossible_token_is_wrong_whatever_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    def runner_up(tree, logits, params, history, stream):
+    def runner_up(tree, logits, params, history, stream, best=None):
         return rules.Verdict((), (), int(logits[0].topk(2).indices[1]))
 
     monkeypatch.setattr("tercel.decode.loop.verify", runner_up)

@@ -25,6 +25,7 @@ from tercel.errors import TercelError
 from tercel.target.cache import TargetCache
 from tercel.target.masks import additive, visible_slots
 from tercel.target.model import Target, TargetOutput
+from tercel.target.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -59,27 +60,30 @@ class HeadState:
     def __init__(self, draft: DraftModel, target: Target, capacity: int) -> None:
         self.head, self.target = draft.head, target
         self.capacity = capacity
+        self.positions = draft.head.config.max_position_embeddings
         self.cache: TargetCache | None = None
         self.output = torch.empty(0)  # [B, H]: of each row's newest entry, which predicts the root's children
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.head.embed_tokens(tokens) if self.head.config.own_embeddings else self.target.embed(tokens)
 
-    def extend(self, cache: TargetCache, layers: Sequence[Tensor], tokens: Tensor, counts: list[int]) -> Tensor:
-        """Write entries of committed tokens: true features `[B, T, Ht]` a layer, the tokens after them `[B, T]`; of
-        row `b` the first `counts[b]` are real. Returns the output `[B, H]` of each row's last.
+    def extend(self, cache: TargetCache, layers: Sequence[Tensor], entries: Sequence[Sequence[int]]) -> Tensor:
+        """Write entries of committed tokens: true features `[B, T, Ht]` a layer, and each row's tokens after them, up
+        to `T`. Returns the output `[B, H]` of each row's last.
 
         Only that last entry needs a query: the others are never drafted from.
         """
-        rows, length = tokens.shape
+        rows, length = len(entries), max(map(len, entries))
+        packed = to_device([[len(row), *row, *[0] * (length - len(row))] for row in entries], self.target.device)
+        last, tokens = packed[:, 0] - 1, packed[:, 1:]
         fused = self.head.fuse(torch.cat(list(layers), dim=-1))
-        before = torch.tensor(cache.lengths, device=tokens.device)
-        positions = before[:, None] + torch.arange(length, device=tokens.device)
+        before = cache.starts(tokens.device)
+        positions = self._known(before[:, None] + torch.arange(length, device=tokens.device))
         now = self.head.project(self.embed(tokens), fused, positions)
         cache.begin(length, tokens.device)
         keys, values = cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
-        every, last = torch.arange(rows, device=tokens.device), torch.tensor(counts, device=tokens.device) - 1
-        cache.keep([range(count) for count in counts])
+        every = torch.arange(rows, device=tokens.device)
+        cache.keep([range(len(row)) for row in entries])
         slots = torch.arange(keys.shape[2], device=tokens.device)
         seen = slots[None, None] < (before + last + 1)[:, None, None]  # [B, 1, S]
         attended = _attend(now.query[every, last][:, None], keys, values, seen)[:, 0]
@@ -90,13 +94,16 @@ class HeadState:
         `[B, K, depth*K]` the drafted slots each sees. Returns their outputs `[B, K, H]`."""
         assert self.cache is not None
         width = tokens.shape[1]
-        start = torch.tensor(self.cache.lengths, device=tokens.device)
-        positions = (start + depth - 1)[:, None].expand(-1, width)
+        positions = self._known(self.cache.starts(tokens.device) + depth - 1)[:, None].expand(-1, width)
         now = self.head.project(self.embed(tokens), hidden, positions)
         self.cache.begin(width, tokens.device, behind=(depth - 1) * width)
         keys, values = self.cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
         seen = visible_slots(self.cache.lengths, within)
         return self.head.finish(now.residual, _attend(now.query, keys, values, seen))
+
+    def _known(self, positions: Tensor) -> Tensor:
+        """Entries past the head's last position keep that one: nothing is drafted from them."""
+        return positions.clamp(max=self.positions - 1)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
@@ -124,6 +131,8 @@ class Eagle3:
         self.feature_layers = draft.head.config.feature_layers
         self.max_nodes = self.shape.nodes
         self.needs_tree = self.shape.top_k > 1
+        self.positions = draft.head.config.max_position_embeddings
+        self.limited = False  # whether drafting ever stopped for want of positions
         self._ids = draft.vocabulary.ids.to(target.device)
         self.state = HeadState(draft, target, 0)
 
@@ -135,8 +144,7 @@ class Eagle3:
     def admit(self, row: Row, prompt: TargetOutput) -> None:
         state = self.state
         own = TargetCache(1, state.capacity)
-        tokens = torch.tensor([row.tokens[1:]], device=self.target.device)
-        output = state.extend(own, prompt.layers, tokens, [tokens.shape[1]])
+        output = state.extend(own, prompt.layers, [row.tokens[1:]])
         if state.cache is None:
             state.cache, state.output = own, output
         else:
@@ -146,25 +154,30 @@ class Eagle3:
     @torch.no_grad()
     def commit(self, committed: Sequence[Committed]) -> None:
         assert self.state.cache is not None
-        counts = [len(c.tokens) for c in committed]
-        width = max(counts)
-        tokens = torch.zeros(len(committed), width, dtype=torch.long)
-        for row, c in enumerate(committed):
-            tokens[row, : counts[row]] = torch.tensor(c.tokens)
+        width = max(len(c.tokens) for c in committed)
         layers = [
-            torch.stack([F.pad(c.layers[i], (0, 0, 0, width - counts[row])) for row, c in enumerate(committed)])
+            torch.stack([F.pad(c.layers[i], (0, 0, 0, width - len(c.tokens))) for c in committed])
             for i in range(len(self.feature_layers))
         ]
-        self.state.output = self.state.extend(self.state.cache, layers, tokens.to(self.target.device), counts)
+        self.state.output = self.state.extend(self.state.cache, layers, [c.tokens for c in committed])
 
     def select_rows(self, rows: Sequence[int]) -> None:
         if self.state.cache is not None:
             self.state.cache.select_rows(rows)
-            self.state.output = self.state.output[list(rows)]
+            self.state.output = self.state.output[to_device(list(rows), self.target.device).long()]
+
+    def depths(self, rows: Sequence[Row]) -> list[int]:
+        """How deep each row's draft may go: the node of depth `d` behind `n` tokens hangs on the head's entry at
+        position `n + d - 3`, and past its last position the head drafts nothing."""
+        depths = [max(0, min(self.shape.depth, self.positions + 2 - len(row.tokens))) for row in rows]
+        self.limited = self.limited or min(depths) < self.shape.depth
+        return depths
 
     @torch.no_grad()
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        shape, state, head = self.shape, self.state, self.draft.head
+        shape, state, head, depths = self.shape, self.state, self.draft.head, self.depths(rows)
+        if not any(depths):
+            return [Proposal(DraftTree.root_only(row.tokens[-1])) for row in rows]
         count, width, device = len(rows), min(shape.top_k, len(self._ids)), self.target.device
         log_q = torch.log_softmax(head.logits(state.output).float(), -1)  # [B, W]
         scores, drafts = log_q.topk(width)  # [B, K], the frontier: the best K nodes of the newest level
@@ -172,7 +185,7 @@ class Eagle3:
         within = torch.eye(width, dtype=torch.bool, device=device).expand(count, -1, -1)
         at = torch.arange(width, device=device).expand(count, -1)  # the frontier's indices among all proposed nodes
         proposed = _Proposed(self._ids[drafts], scores)
-        for depth in range(1, shape.depth):
+        for depth in range(1, max(depths)):
             output = state.draft_level(self._ids[drafts], hidden, within, depth)
             log_q = torch.log_softmax(head.logits(output).float(), -1)  # [B, K, W]
             step, choices = log_q.topk(width)  # [B, K, K]
@@ -183,7 +196,8 @@ class Eagle3:
             hidden = head.feedback(output).gather(1, parent[..., None].expand(-1, -1, output.shape[-1]))
             inherited = within.gather(1, parent[..., None].expand(-1, -1, within.shape[-1]))
             within = torch.cat([inherited, torch.eye(width, dtype=torch.bool, device=device).expand(count, -1, -1)], -1)
-        return [Proposal(proposed.tree(i, row.tokens[-1], shape.nodes)) for i, row in enumerate(rows)]
+        roots = [row.tokens[-1] for row in rows]
+        return [Proposal(tree) for tree in proposed.trees(roots, depths, shape.nodes)]
 
 
 class _Proposed:
@@ -205,18 +219,27 @@ class _Proposed:
         self.count += self.levels[-1]
         return first
 
-    def tree(self, row: int, root: int, nodes: int) -> DraftTree:
-        """The best `nodes - 1` of a row's nodes behind its root."""
-        tokens, scores, parents = (
-            torch.cat([level[row] for level in levels]).cpu() for levels in (self.tokens, self.scores, self.parents)
-        )
-        depths = torch.repeat_interleave(torch.arange(1, len(self.levels) + 1), torch.tensor(self.levels))
-        chosen = select_best(scores, depths, parents, nodes - 1)
-        return DraftTree(
-            torch.cat([torch.tensor([root]), tokens[chosen.indices]]),
-            torch.cat([torch.tensor([-1]), chosen.parents]),
-            torch.cat([torch.ones(1), scores[chosen.indices].exp()]),
-        )
+    def trees(self, roots: Sequence[int], depths: Sequence[int], nodes: int) -> list[DraftTree]:
+        """For each row the best `nodes - 1` of its nodes down to its depth, behind its root; on the host.
+
+        All rows' nodes leave the device in one copy, the bits of their scores as integers.
+        """
+        tokens, parents, scores = (torch.cat(levels, -1) for levels in (self.tokens, self.parents, self.scores))
+        tokens, parents, bits = torch.stack([tokens, parents, scores.view(torch.int32).long()]).cpu()
+        scores = bits.int().view(torch.float32)
+        levels = torch.repeat_interleave(torch.arange(1, len(self.levels) + 1), torch.tensor(self.levels))
+        trees = []
+        for row, (root, depth) in enumerate(zip(roots, depths, strict=True)):
+            near = sum(self.levels[:depth])
+            chosen = select_best(scores[row, :near], levels[:near], parents[row, :near], nodes - 1)
+            trees.append(
+                DraftTree(
+                    torch.cat([torch.tensor([root]), tokens[row, chosen.indices]]),
+                    torch.cat([torch.tensor([-1]), chosen.parents]),
+                    torch.cat([torch.ones(1), scores[row, chosen.indices].exp()]),
+                )
+            )
+        return trees
 
 
 class SampledChain(Eagle3):
@@ -227,22 +250,24 @@ class SampledChain(Eagle3):
 
     def __init__(self, draft: DraftModel, target: Target, depth: int) -> None:
         super().__init__(draft, target, TreeShape.chain(depth))
+        self._host_ids = draft.vocabulary.ids.cpu()
 
     @torch.no_grad()
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        state, head, device = self.state, self.draft.head, self.target.device
+        state, head, device, depths = self.state, self.draft.head, self.target.device, self.depths(rows)
         drawn: list[list[int]] = [[] for _ in rows]
         drawn_from: list[list[Tensor]] = [[] for _ in rows]
         output = state.output
         within = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=device)
-        for depth in range(1, self.shape.depth + 1):
-            logits = head.logits(output).double()  # [B, W]
+        for depth in range(1, max(depths) + 1):
+            logits = head.logits(output).cpu().double()  # [B, W], on the host: drawing is done there
             for i, row in enumerate(rows):
-                token, q = self._draw(logits[i], row, depth)
-                drawn[i].append(token)
-                drawn_from[i].append(q)
-            if depth < self.shape.depth:
-                tokens = torch.tensor([[tokens[-1]] for tokens in drawn], device=device)
+                if depth <= depths[i]:
+                    token, q = self._draw(logits[i], row, depth)
+                    drawn[i].append(token)
+                    drawn_from[i].append(q)
+            if depth < max(depths):
+                tokens = to_device([[tokens[-1] if tokens else 0] for tokens in drawn], device)
                 within = torch.cat([within, within.new_ones(len(rows), 1, 1)], -1)
                 output = state.draft_level(tokens, head.feedback(output)[:, None], within, depth)[:, 0]
         return [
@@ -255,14 +280,14 @@ class SampledChain(Eagle3):
 
     def _draw(self, logits: Tensor, row: Row, depth: int) -> tuple[int, Tensor]:
         if row.params.greedy:
-            return int(self._ids[logits.argmax()]), logits
+            return int(self._host_ids[logits.argmax()]), logits
         q = torch.softmax(logits / row.params.temperature, -1)
         drafts: RandomStream = row.stream.for_drafts()
-        return int(self._ids[sample(q, drafts.uniform(len(row.tokens) + depth))]), q
+        return int(self._host_ids[sample(q, drafts.uniform(len(row.tokens) + depth))]), q
 
     def _distributions(self, qs: list[Tensor]) -> Callable[[int], Tensor]:
         def of(node: int) -> Tensor:
-            wide = torch.zeros(self.target.vocab_size, dtype=torch.float64, device=self.target.device)
-            return wide.index_copy_(0, self._ids, qs[node])
+            wide = torch.zeros(self.target.vocab_size, dtype=torch.float64)
+            return wide.index_copy_(0, self._host_ids, qs[node])
 
         return of

@@ -24,12 +24,13 @@ from tercel.decode.clock import PhaseClock
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.proposer import Proposer
 from tercel.decode.request import ActiveRequest
-from tercel.decode.sampling import choose_token
+from tercel.decode.sampling import best_tokens, choose_token
 from tercel.decode.types import Committed, Event, Proposal, Request
 from tercel.decode.verify import Verdict, verify, verify_sampled_drafts
 from tercel.errors import TercelError
 from tercel.target.cache import TargetCache
 from tercel.target.model import Target, TargetOutput
+from tercel.target.transfer import to_device
 
 
 class DecodingLoop:
@@ -86,7 +87,7 @@ class DecodingLoop:
             output = self._run_trees([proposal.tree for proposal in proposals])
             logits = self.target.logits(output.hidden)  # [B, N, V]
         with clock.phase("verify"):
-            verdicts = [self._verify(*row) for row in zip(self._rows, proposals, logits, strict=True)]
+            verdicts = self._verify(proposals, logits)
         events = [
             row.take(verdict, len(proposal.tree))
             for row, verdict, proposal in zip(self._rows, verdicts, proposals, strict=True)
@@ -100,7 +101,7 @@ class DecodingLoop:
                 self.proposer.select_rows(survivors)
         with clock.phase("draft"):
             if survivors:
-                self.proposer.commit([self._committed(verdicts[i], output, i, paths[i]) for i in survivors])
+                self.proposer.commit(self._committed(verdicts, output, paths, survivors))
         seconds = clock.now() - started
         spent = {phase: clock.seconds[phase] - before[phase] for phase in before}
         finished = [row.spend(event, seconds, spent) for row, event in zip(self._rows, events, strict=True)]
@@ -111,26 +112,46 @@ class DecodingLoop:
         """One forward over every row's tree; smaller trees are padded with nodes that see only themselves."""
         assert self._cache is not None
         nodes = max(len(tree) for tree in trees)
-        device = self.target.device
-        tokens = torch.zeros(len(trees), nodes, dtype=torch.long)
-        depths = torch.zeros(len(trees), nodes, dtype=torch.long)
-        within = torch.eye(nodes, dtype=torch.bool).repeat(len(trees), 1, 1)
-        for row, tree in enumerate(trees):
+        # tokens, positions and masks travel together: one copy to the device a step
+        packed = torch.zeros(len(trees), nodes, 2 + nodes, dtype=torch.long)
+        packed[:, :, 2:] = torch.eye(nodes, dtype=torch.long)
+        for row, (tree, start) in enumerate(zip(trees, self._cache.lengths, strict=True)):
             n = len(tree)
-            tokens[row, :n], depths[row, :n], within[row, :n, :n] = tree.tokens, tree.depths, tree.ancestor_mask()
-        positions = torch.tensor(self._cache.lengths)[:, None] + depths  # the root's position is the cache's length
-        return self.target.forward(tokens.to(device), positions.to(device), self._cache, within.to(device))
+            packed[row, :n, 0], packed[row, :n, 2 : 2 + n] = tree.tokens, tree.ancestor_mask()
+            packed[row, :, 1] = start  # the root's position is the cache's length
+            packed[row, :n, 1] += tree.depths
+        there = to_device(packed, self.target.device)
+        tokens, positions = there[:, :, 0].contiguous(), there[:, :, 1].contiguous()
+        return self.target.forward(tokens, positions, self._cache, there[:, :, 2:] > 0)
 
-    @staticmethod
-    def _verify(row: ActiveRequest, proposal: Proposal, logits: Tensor) -> Verdict:
-        logits = logits[: len(proposal.tree)]
-        if proposal.distributions is None:
-            return verify(proposal.tree, logits, row.params, row.history, row.stream)
-        return verify_sampled_drafts(proposal.tree, logits, proposal.distributions, row.params, row.history, row.stream)
+    def _verify(self, proposals: Sequence[Proposal], logits: Tensor) -> list[Verdict]:
+        """A verdict a row; for greedy requests all that leaves the device is the best token of every node."""
+        plain = [row.params.greedy and row.params.plain for row in self._rows]
+        best = best_tokens(logits) if any(plain) else [[]] * len(plain)
+        verdicts = []
+        for row, proposal, scores, known, use in zip(self._rows, proposals, logits, best, plain, strict=True):
+            tree, scores = proposal.tree, scores[: len(proposal.tree)]
+            how = (row.params, row.history, row.stream)
+            if proposal.distributions is None:
+                verdicts.append(verify(tree, scores, *how, best=known if use else None))
+            else:
+                verdicts.append(verify_sampled_drafts(tree, scores, proposal.distributions, *how))
+        return verdicts
 
-    @staticmethod
-    def _committed(verdict: Verdict, output: TargetOutput, row: int, path: list[int]) -> Committed:
-        return Committed(verdict.tokens, tuple(layer[row, path] for layer in output.layers))
+    def _committed(
+        self, verdicts: Sequence[Verdict], output: TargetOutput, paths: Sequence[list[int]], rows: Sequence[int]
+    ) -> list[Committed]:
+        """What became permanent for `rows`, its features gathered with one index for all rows and layers."""
+        layers: list[Tensor] = []
+        if output.layers:
+            width = max(len(paths[row]) for row in rows)
+            places = [[row, *paths[row], *[0] * (width - len(paths[row]))] for row in rows]
+            index = to_device(places, self.target.device)
+            layers = [layer[index[:, :1], index[:, 1:]] for layer in output.layers]
+        return [
+            Committed(verdicts[row].tokens, tuple(layer[place, : len(paths[row])] for layer in layers))
+            for place, row in enumerate(rows)
+        ]
 
     def _admit(self) -> list[Event]:
         """Prefill waiting requests into free slots; each yields its first token."""

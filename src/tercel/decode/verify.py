@@ -52,7 +52,7 @@ def verify(
     """Verify drafts that were chosen deterministically: take the target's token, descend while it is a child.
 
     logits: [N, V], row `i` the target's after node `i`. `history` ends with the root's token. best: `best_tokens` of
-    the logits, where a caller has them for many trees at once; used if the request is greedy and `plain`.
+    the logits of a greedy, `plain` request, where the caller has them for many trees at once.
 
     The token at every position is the one that decoding without a draft takes with the same seed, so this
     rule is not only exact in distribution: it yields the same text.
@@ -60,7 +60,7 @@ def verify(
     _check_rows(tree, logits)
 
     def decide(node: int) -> tuple[int, int | None]:
-        known = best[node] if best is not None and params.greedy and params.plain else -1
+        known = -1 if best is None else best[node]
         token = known if known >= 0 else choose_token(logits[node], params, history, stream)
         return token, next((c for c in tree.children(node) if tree.token_list[c] == token), None)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import Cache
 
 from tercel.errors import TercelError
+from tercel.target.transfer import to_device
 
 
 class TargetCache(Cache):
@@ -38,6 +39,7 @@ class TargetCache(Cache):
         self._block = 0  # length of the block in flight
         self._behind = 0  # uncommitted slots before it
         self._slots: Tensor | None = None  # [B, T], where rows differ in length
+        self._starts: tuple[list[int], Tensor] | None = None
         self._span = 0
 
     def begin(self, block: int, device: torch.device, behind: int = 0) -> int:
@@ -55,9 +57,15 @@ class TargetCache(Cache):
         self._slots = (
             None
             if uniform
-            else torch.tensor(self.lengths, device=device)[:, None] + behind + torch.arange(block, device=device)
+            else self.starts(device)[:, None] + behind + torch.arange(block, device=device)
         )
         return self._span
+
+    def starts(self, device: torch.device) -> Tensor:
+        """`lengths` on the device, long [B]; carried there once for as long as they stay the same."""
+        if self._starts is None or self._starts[0] != self.lengths:
+            self._starts = list(self.lengths), to_device(self.lengths, device)
+        return self._starts[1]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -111,10 +119,11 @@ class TargetCache(Cache):
             self.lengths[row] = start + len(path)
 
     def _move(self, row: int, start: int, path: Sequence[int]) -> None:
+        source: Tensor | None = None
         for storage in (*self._keys, *self._values):
             if storage is not None:
-                source = torch.tensor(path, device=storage.device) + start
-                storage[row, :, start : start + len(path)] = storage[row, :, source]
+                source = to_device(path, storage.device) + start if source is None else source
+                storage[row, :, start : start + len(path)] = storage[row].index_select(1, source)
 
     def add_row(self, other: TargetCache) -> None:
         """Append the only row of `other` (a prefilled request) as the last row."""
@@ -136,10 +145,12 @@ class TargetCache(Cache):
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only `rows`, in that order (finished requests leave the batch)."""
+        kept: Tensor | None = None
         for storages in (self._keys, self._values):
             for layer, storage in enumerate(storages):
                 if storage is not None:
-                    storages[layer] = storage[list(rows)]
+                    kept = to_device(list(rows), storage.device).long() if kept is None else kept
+                    storages[layer] = storage.index_select(0, kept)
         self.lengths = [self.lengths[row] for row in rows]
         self.rows = len(rows)
 
