@@ -116,7 +116,7 @@ def result_console(*files: Path | None, record: bool = False) -> PlainConsole:
 
 def say(sentence: str) -> None:
     """One line on standard error, if anybody is there to read it."""
-    with suppress(OutputClosed):
+    with suppress(OutputClosed, OSError):
         PlainConsole(stderr=True).print_line(sentence)
 
 
