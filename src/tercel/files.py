@@ -16,9 +16,22 @@ from tercel.errors import TercelError
 
 
 def cache_dir() -> Path:
-    """Folder for things that can be made again: `$XDG_CACHE_HOME/tercel`, by default `~/.cache/tercel`."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "tercel"
+    """Folder for things that can be made again: `$XDG_CACHE_HOME/tercel`, by default `~/.cache/tercel`.
+
+    Raises `TercelError` where there is none and none can be made.
+    """
+    base = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if base.startswith("~"):  # as in a container whose user has neither HOME nor an entry in passwd
+        raise TercelError("this user has no home folder; set XDG_CACHE_HOME to a folder that can be written")
+    folder = Path(base) / "tercel"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TercelError(
+            f"cannot keep a cache in {folder}: {error.strerror or error}; set XDG_CACHE_HOME to a folder that can be "
+            "written"
+        ) from error
+    return folder
 
 
 @contextmanager

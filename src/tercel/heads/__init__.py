@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tercel.errors import TercelError
@@ -28,8 +29,8 @@ def resolve_head(name: str | None, target_name: str) -> Path:
     Raises `TercelError` if there is no such head, or it cannot be fetched.
     """
     wanted = target_name if name is None else name
-    if name is not None and Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
+    if name is not None and (given := Path(os.path.expanduser(name))).is_dir():
+        return given
     if (folder := shipped(wanted)) is not None:
         return folder
     if name is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ def check_device(name: str) -> torch.device:
 
 def _locate(name: str, progress: OnBytes | None, accept_licence: bool) -> Source:
     """`resolve` without a look into a folder."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # which leaves a name without a home alone
     if not name.strip():
         raise TercelError(f"the model's name is empty; {_hint(name)}")
     if name.lower() in BUILTIN:
