@@ -6,12 +6,14 @@ import copy
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tercel.chat import dates
 from tercel.chat.identity import RECORD, TemplateIdentity
 from tercel.deploy.doctor import examine, fits
 from tercel.deploy.findings import CheckUp, Finding
@@ -181,7 +183,23 @@ def test_what_a_template_adds_by_itself() -> None:
     assert "on unless" in thinking.found
     system = templates(DEFAULT_SYSTEM)["system prompt"]
     assert "(you are a kind bird)" in system.found
-    assert "date" in templates("{% set now = strftime_now %}" + CHATML)
+
+
+def test_the_date_that_training_saw() -> None:
+    tokenizer = tiny_tokenizer("{{ strftime_now('%Y') }}" + CHATML)
+    cases = {"2001-02-03T04:05:06": "note", datetime.now().isoformat(): "ok", "once": "note", None: "note"}
+    for moment, level in cases.items():
+        training = {} if moment is None else {dates.RECORD: moment}
+        found = next(f for f in template_findings(tokenizer, training, None) if f.check == "date")
+        assert found.level == level, found
+        assert ("training saw 2001-02-03, serving shows today's" in found.found) is (moment == "2001-02-03T04:05:06")
+        assert ("to pin it" in found.advice) is (level == "note")
+
+
+def test_templates_are_told_apart_on_any_day() -> None:
+    dated = "{{ strftime_now('%f') }}" + CHATML
+    assert templates(dated, dated)["training template"].level == "ok"
+    assert templates("{# edited #}" + dated, dated)["training template"].level == "note"
 
 
 def test_a_template_whose_training_text_is_unlike_serving() -> None:

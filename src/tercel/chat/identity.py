@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
+from datetime import datetime
 
 from transformers import PreTrainedTokenizerBase
 
 from tercel.chat.conversation import Message
+from tercel.chat.dates import as_of
 from tercel.chat.template import render_text
 
 RECORD = "chat_template"  # key of a head's training record
+SOME_DAY = datetime(2001, 1, 1)  # so that what a template renders is the same on any
 QUESTION, ANSWER = Message("user", "What is 2 + 2?"), Message("assistant", "It is 4.")
 
 
@@ -24,8 +27,8 @@ class TemplateIdentity:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> TemplateIdentity:
         """Raises `TemplateRefusalError` if the template refuses a question, its answer and another question."""
-        messages = [QUESTION, ANSWER, QUESTION]
-        return cls(_digest(tokenizer.get_chat_template()), _digest(render_text(tokenizer, messages, prompt=True)))
+        rendered = render_text(as_of(tokenizer, SOME_DAY), [QUESTION, ANSWER, QUESTION], prompt=True)
+        return cls(_digest(tokenizer.get_chat_template()), _digest(rendered))
 
     def to_json(self) -> dict[str, str]:
         return asdict(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,8 @@ from tercel.cli.train_progress import TrainProgress
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from tercel.train.config import TrainConfig
     from tercel.train.loop import TrainSummary
 
@@ -123,15 +126,20 @@ def command(
     """Train a draft head; the same command again goes on where a stopped run left off."""
     settings = recipe.config()
     from tercel.chat import OverlapIndex, load_chats, read_eval_prompts
+    from tercel.chat.dates import as_of
     from tercel.train.loop import train
 
     console = result_console()
     loaded = open_target(target, model)
     against = OverlapIndex.of(read_eval_prompts(check_overlap)) if check_overlap else None
+    moment = rendering_moment(loaded.tokenizer, out, overwrite)
+    tokenizer = loaded.tokenizer if moment is None else as_of(loaded.tokenizer, moment)
     chats, report = load_chats(
-        data, loaded.tokenizer, max_length=settings.max_length, limit=limit, plain=plain, against=against
+        data, tokenizer, max_length=settings.max_length, limit=limit, plain=plain, against=against
     )
     console.print(counts_table(report))
+    if moment is not None:
+        console.print_line(f"note: the chat template writes the date, and {moment:%Y-%m-%d} is it for all of this run")
     for note in report.notes:
         console.print_line(f"note: {note}")
     with TrainProgress(console, out) as progress:
@@ -146,6 +154,7 @@ def command(
                 overwrite=overwrite,
                 data_names=[Path(name).name if Path(name).exists() else name for name in data],
                 data_licence=data_licence,
+                rendered_at=moment,
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
@@ -153,6 +162,19 @@ def command(
             ) from None
     progress.draw_curves()
     print_summary(console, summary, target)
+
+
+def rendering_moment(tokenizer: PreTrainedTokenizerBase, out: Path, overwrite: bool) -> datetime | None:
+    """What the chat template takes for now: the moment of the run in `out` if there is one, else this one. None for a
+    template that writes no date."""
+    from tercel.chat.dates import writes_date
+    from tercel.train.config import RunFolder
+    from tercel.train.journal import Journal
+
+    if not writes_date(tokenizer):
+        return None
+    recorded = None if overwrite else Journal(RunFolder(out).metrics).rendered_at()
+    return recorded or datetime.now().replace(microsecond=0)
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from tercel.chat import Conversation, serving_prompt
+from tercel.chat.dates import as_of, parse_moment, writes_date
 from tercel.chat.identity import ANSWER, QUESTION, RECORD, TemplateIdentity
 from tercel.chat.render import Renderer
 from tercel.chat.template import render_text
@@ -18,7 +19,6 @@ from tercel.errors import TercelError
 from tercel.target.sources import load_tokenizer
 
 _THINKING = ("enable_thinking", "thinking")  # what templates call the switch
-_CLOCK = re.compile(r"strftime_now|date_string")
 _SHOWN = 60
 
 
@@ -39,6 +39,7 @@ def template_findings(
     yield _recorded(tokenizer, training)
     yield from _default_system(tokenizer)
     yield from _switches(tokenizer)
+    yield from _date(tokenizer, training)
     if folder is not None and (folder / "tokenizer_config.json").is_file():
         yield _beside_head(tokenizer, folder)
 
@@ -116,7 +117,7 @@ def _default_system(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
 
 
 def _switches(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
-    """Settings outside the messages that change the prompt: thinking, the date."""
+    """Settings outside the messages that change the prompt, such as thinking."""
     source = tokenizer.get_chat_template()
     for switch in _THINKING:
         if switch not in source:
@@ -131,13 +132,21 @@ def _switches(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
                 f"the template has a switch {switch}, {state} unless a request sets it, and so it is in training",
                 f'let requests leave it alone, or send chat_template_kwargs {{"{switch}": …}} as in training',
             )
-    if _CLOCK.search(source):
-        yield Finding(
-            "date",
-            "note",
-            "the template writes the day's date into prompts",
-            "a few prompt tokens differ from training's every day, which costs little",
-        )
+
+
+def _date(tokenizer: PreTrainedTokenizerBase, training: Mapping[str, Any]) -> Iterator[Finding]:
+    """The day's date in prompts, and the one that training saw."""
+    if not writes_date(tokenizer):
+        return
+    found, moment = "the template writes the day's date into prompts", parse_moment(training)
+    pin = "to pin it, serve a template that has a date in the place of strftime_now"
+    if moment is None:
+        yield Finding("date", "note", found, f"a few tokens differ from training's, which costs little; {pin}")
+    elif render_text(as_of(tokenizer, moment), [QUESTION]) == render_text(tokenizer, [QUESTION]):
+        yield Finding("date", "ok", f"{found}, and training saw today's ({moment:%Y-%m-%d})")
+    else:
+        found += f"; training saw {moment:%Y-%m-%d}, serving shows today's"
+        yield Finding("date", "note", found, f"acceptance may differ slightly; {pin}, such as training's")
 
 
 def _with_switch(tokenizer: PreTrainedTokenizerBase, switch: str, value: bool) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tercel.chat import dates
 from tercel.errors import TercelError
 from tercel.files import write_text
 
 
 class Journal:
-    """Rows are objects with a `step`; those of an evaluation have an `eval` as well."""
+    """Rows are objects with a `step`; those of an evaluation have an `eval` as well. Where the chats' template writes
+    the date, step 0 has the moment that they were rendered for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,6 +43,10 @@ class Journal:
 
     def evaluations(self) -> list[dict[str, Any]]:
         return [row for row in self.rows() if "eval" in row]
+
+    def rendered_at(self) -> datetime | None:
+        """The moment that the run's chats were rendered for; None where their template writes no date."""
+        return next((moment for row in self.rows() if (moment := dates.parse_moment(row)) is not None), None)
 
     def cut(self, step: int) -> None:
         """Drop the rows after `step`: a resumed run makes them again."""

@@ -6,11 +6,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from tercel.chat import dates
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import (
     DraftModel,
@@ -71,15 +73,19 @@ def train(
     overwrite: bool = False,
     data_names: Sequence[str] = (),
     data_licence: str = "",
+    rendered_at: datetime | None = None,
     stop_after: int | None = None,
 ) -> TrainSummary:
     """Train a head for `target` on tokenised chats and write it to `out`; goes on where a stopped run was.
 
-    data_names, data_licence: for the card. stop_after: leave after this many optimizer steps in all, as an
-    interruption would (the state is saved).
+    data_names, data_licence: for the card. rendered_at: what the chats' template took for now, if it writes the date; a
+    run that goes on has to be given chats of the same moment (`Journal.rendered_at`). stop_after: leave after this
+    many optimizer steps in all, as an interruption would (the state is saved).
     Raises `TercelError` if the data does not fit the target or `out` belongs to another run.
     """
-    origins = {"data": list(data_names), "data_licence": data_licence}
+    origins: dict[str, Any] = {"data": list(data_names), "data_licence": data_licence}
+    if rendered_at is not None:
+        origins[dates.RECORD] = rendered_at.isoformat(timespec="seconds")
     return _Run(target, chats, config, RunFolder(out), watcher, feature_cache, overwrite, origins).run(stop_after)
 
 
@@ -160,6 +166,8 @@ class _Run:
     def _restore(self) -> None:
         state = load_state(self.folder.state, self.key)
         if state is None:
+            if dates.RECORD in self.origins:
+                self.journal.add({"step": 0, dates.RECORD: self.origins[dates.RECORD]})
             self._save_state()  # a full disk shows before the work, not after it
             return
         self.weights.master.load_state_dict(state.head)
