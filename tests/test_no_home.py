@@ -13,6 +13,8 @@ import pytest
 
 from tercel.errors import TercelError
 from tercel.files import cache_dir
+from tercel.heads import resolve_head
+from tercel.target.sources import resolve
 from tests.tiny import save_tiny
 
 HOMELESS = """
@@ -48,7 +50,7 @@ def test_what_needs_a_home_says_so_and_the_rest_works(homeless: dict[str, str], 
     cases = {
         "set XDG_CACHE_HOME": [["generate", "smollm2-135m", "-p", "x"]],
         "set HF_HOME": [["generate", "no/such", "-p", "x"], ["data", "show", "no/such", "--target", target]],
-        "there is no": [["generate", "~", "-p", "x"], ["generate", "~nobody/x", "-p", "x"]],
+        "no home is known": [["generate", "~", "-p", "x"], ["generate", "~nobody/x", "-p", "x"]],
         "": [["data", "show", str(tmp_path / "chats.jsonl"), "--target", target]],
     }
     flat = [(part, arguments) for part, several in cases.items() for arguments in several]
@@ -75,3 +77,17 @@ def test_where_the_cache_is(homeless: dict[str, str], tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(TercelError, match=r"cannot keep a cache in .*Not a directory; set XDG_CACHE_HOME"):
         cache_dir()
+
+
+def test_names_that_begin_like_a_home(
+    homeless: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: (_ for _ in ()).throw(KeyError("uid not found")))
+    for name in ("~", "~/model", "~nobody-here/model"):
+        with pytest.raises(TercelError, match="there is no folder or file ~"):
+            resolve(name)
+        with pytest.raises(TercelError, match="there is no head ~"):
+            resolve_head(name, "smollm2-135m")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "head").mkdir()
+    assert resolve_head("~/head", "smollm2-135m") == tmp_path / "head"

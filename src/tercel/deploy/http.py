@@ -13,7 +13,7 @@ from anyio.from_thread import start_blocking_portal
 from tercel.deploy.address import is_local, is_same_server, parse_address
 from tercel.errors import TercelError
 
-TIMEOUT = 120.0  # seconds for one answer to its last byte; only the look-up of a name has a limit of its own, the system's
+TIMEOUT = 120.0  # seconds for one answer to its last byte; the look-up of a name has the system's own limit
 MOST = 8 << 20  # bytes of an answer: counters of dozens of engines, or the ids of a long context
 _REFUSAL = 4096  # bytes read of an answer that is a refusal
 _REDIRECTS = 3  # within the server, as from /metrics to /metrics/
