@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tercel.decode.compat import load_draft
     from tercel.decode.eagle3 import Eagle3, SampledChain, TreeShape
     from tercel.decode.engine import Engine
+    from tercel.decode.generation_config import sampling_for
     from tercel.decode.sampling import SamplingParams
     from tercel.decode.types import Event, GenerationResult, Request
     from tercel.decode.vanilla import Vanilla
@@ -37,6 +38,7 @@ _HOMES = {
     "from_pretrained": "tercel.interop.hub",
     "load_draft": "tercel.decode.compat",
     "push_to_hub": "tercel.interop.hub",
+    "sampling_for": "tercel.decode.generation_config",
     "save_pretrained": "tercel.interop.hub",
 }
 
@@ -56,6 +58,7 @@ __all__ = [
     "from_pretrained",
     "load_draft",
     "push_to_hub",
+    "sampling_for",
     "save_pretrained",
 ]
 

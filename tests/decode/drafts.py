@@ -14,7 +14,9 @@ def tiny_target(arch: str, seed: int = 0) -> Target:
     return Target(tiny_model(arch, seed), tiny_tokenizer(), Source(arch, arch, "folder", None))
 
 
-def random_draft(target: Target, *, pruned: bool = True, seed: int = 1, **flags: bool) -> DraftModel:
+def random_draft(
+    target: Target, *, pruned: bool = True, seed: int = 1, max_position_embeddings: int = 256, **flags: bool
+) -> DraftModel:
     """An untrained head: its drafts are nearly always wrong, which is when losslessness is hardest."""
     torch.manual_seed(seed)
     size = target.vocab_size
@@ -24,7 +26,7 @@ def random_draft(target: Target, *, pruned: bool = True, seed: int = 1, **flags:
         feature_layers=default_feature_layers(target.num_layers),
         vocab_size=size,
         draft_vocab_size=len(vocabulary),
-        max_position_embeddings=256,
+        max_position_embeddings=max_position_embeddings,
         **flags,
     )
     head = Eagle3Head(config)

@@ -7,6 +7,7 @@ import torch
 
 from tercel.decode.eagle3 import Eagle3, SampledChain, TreeShape
 from tercel.decode.engine import Engine
+from tercel.decode.rules import TokenRules
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
@@ -14,6 +15,17 @@ from tercel.errors import TercelError
 from tests.decode.drafts import Oracle, random_draft, tiny_target
 from tests.tiny import ARCHS
 
+EVERY_RULE = TokenRules(
+    sequence_bias=(((30,), 4.0), ((30, 31), 9.0), ((31, 30), 9.0)),
+    no_repeat_ngram_size=2,
+    bad_words_ids=((9,), (30, 30)),
+    min_new_tokens=12,
+    forced_eos_token_id=(40,),
+    exponential_decay_length_penalty=(8, 1.2),
+    suppress_tokens=(50, 51),
+    begin_suppress_tokens=(30,),
+    eos_token_ids=(32, 33),
+)
 PROMPTS = [tuple(range(5, 5 + n)) for n in (5, 12, 3, 30, 8)]
 
 
@@ -64,6 +76,8 @@ def test_greedy_equals_the_stock_model(arch):
         {"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.2},
         {"temperature": 1.0, "frequency_penalty": 0.4, "presence_penalty": 0.3, "logit_bias": {7: 3.0}},
         {"repetition_penalty": 1.5, "frequency_penalty": 0.4},
+        {"temperature": 1.0, "rules": EVERY_RULE},
+        {"rules": EVERY_RULE},
     ],
 )
 def test_same_seed_same_text(params):
@@ -143,3 +157,56 @@ def test_refuses_what_cannot_be_decoded():
         engine.generate([Request(tuple(range(5, 105)) * 3)])
     with pytest.raises(TercelError, match="vocabulary"):
         engine.generate([Request((5, 100_000))])
+
+
+@pytest.mark.parametrize(("limit", "temperature", "length"), [(32, 0.0, 100), (7, 1.0, 12), (1, 0.0, 4)])
+def test_a_head_drafts_as_far_as_it_has_positions(limit, temperature, length):
+    target = tiny_target("llama")
+    asked = requests(max_new_tokens=length, temperature=temperature)[1:4]  # prompts of 12, 3 and 30 tokens
+    truth = texts(target, Vanilla(), asked)
+    draft = random_draft(target, pruned=False, max_position_embeddings=limit)
+    for proposer in (Eagle3(draft, target, TreeShape(3, 4, 8)), Eagle3(draft, target, TreeShape.chain(3))):
+        seen = _watch_positions(proposer)
+        results = Engine(target, proposer, slots=3).generate(asked)
+        assert [result.tokens for result in results] == truth
+        assert proposer.limited
+        assert max(seen) <= limit - 1
+        # steps of one node: all that lie past the limit, and no other
+        for request, result in zip(asked, results, strict=True):
+            lengths = len(request.prompt) + 1 + torch.tensor([0, *(a + 1 for a in result.accepted)]).cumsum(0)[:-1]
+            drafted = int((lengths <= limit + 1).sum())
+            assert (result.nodes > result.steps) == (drafted > 0)
+            assert sum(result.accepted[drafted:]) == 0
+
+
+def test_a_head_with_room_is_not_limited():
+    target = tiny_target("llama")
+    proposer = Eagle3(random_draft(target, pruned=False), target, TreeShape(3, 4, 8))
+    texts(target, proposer, requests(max_new_tokens=8)[:1])
+    assert not proposer.limited
+
+
+def test_a_sampled_chain_stops_drafting_where_its_positions_end():
+    target = tiny_target("llama")
+    draft = random_draft(target, pruned=False, max_position_embeddings=32)
+    asked = requests(max_new_tokens=25)[1:4]
+    chain = SampledChain(draft, target, 3)
+    seen = _watch_positions(chain)
+    assert texts(target, chain, asked, slots=2) == texts(target, Vanilla(), asked)
+    assert chain.limited
+    assert max(seen) <= 31
+    drawn = Engine(target, chain, slots=2).generate(requests(max_new_tokens=25, temperature=1.0)[1:3])
+    assert [len(result.tokens) for result in drawn] == [25] * 2
+
+
+def _watch_positions(proposer) -> list[int]:
+    """The positions that the head is asked about."""
+    seen, head = [0], proposer.draft.head
+    project = type(head).project
+
+    def watched(embedding, hidden, positions):
+        seen.append(int(positions.max()))
+        return project(head, embedding, hidden, positions)
+
+    head.project = watched
+    return seen

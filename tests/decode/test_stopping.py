@@ -12,6 +12,7 @@ from tercel.decode.sampling import SamplingParams
 from tercel.decode.stopping import Emission, StopChecker
 from tercel.errors import TercelError
 from tests.decode.test_streaming import BYTE_LEVEL
+from tests.tiny import IM_END, IM_START, UNK, tiny_tokenizer
 
 EOS = len(BYTE_LEVEL) - 1
 A, B, SPACE, HASH = (BYTE_LEVEL(c)["input_ids"][0] for c in "ab #")
@@ -64,6 +65,23 @@ def test_without_a_tokenizer_there_is_no_text():
 def test_a_full_context_is_an_error():
     with pytest.raises(TercelError, match="leaves no room"):
         StopChecker(SamplingParams(), {EOS}, None, 0)
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_stop_string_may_spell_a_special_token(ignore_eos):
+    tokenizer = tiny_tokenizer()
+    params = SamplingParams(stop=("##", "<|im_start|>"), ignore_eos=ignore_eos)
+    text = tokenizer("on <", add_special_tokens=False)["input_ids"]
+    checker = StopChecker(params, {IM_END}, tokenizer)
+    # what may begin the string is held back, and given out when the token itself comes
+    assert "".join(checker.feed(ids).text for ids in ([*text, UNK], (IM_START, *text))) == "on <"
+    assert (checker.finish_reason, checker.tokens, checker.text) == ("stop", [*text, UNK, IM_START], "on <")
+    spelled = StopChecker(params, {IM_END}, tokenizer)  # the model may also write it out
+    letters = tokenizer.convert_tokens_to_ids(list("<|im_start|>"))
+    assert spelled.feed((*text, *letters)).finish_reason == "stop"
+    assert spelled.text == "on <"
+    with pytest.raises(TercelError, match=r"'x<\|im_end\|>' holds the special token '<\|im_end\|>'"):
+        StopChecker(SamplingParams(stop=("x<|im_end|>",)), (), tokenizer)
 
 
 @settings(max_examples=150, deadline=None)

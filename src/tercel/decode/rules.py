@@ -12,10 +12,10 @@ in stock `generate()`, in its order (`V` is the target's vocabulary):
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,10 +57,10 @@ class TokenRules:
     def __post_init__(self) -> None:
         decay, forced = self.exponential_decay_length_penalty, self.forced_bos_token_id
         fine = {
-            "sequence_bias": all(_are_ids(ids) and ids and _is_number(bias) for ids, bias in self.sequence_bias),
-            "bad_words_ids": all(_are_ids(ids) and ids for ids in self.bad_words_ids),
+            "sequence_bias": _all_fine(self.sequence_bias, lambda pair: _is_pair(pair) and _are_ids(pair[0], 1)),
+            "bad_words_ids": _all_fine(self.bad_words_ids, lambda ids: _are_ids(ids, 1)),
             "forced_bos_token_id": forced is None or is_id(forced),
-            "exponential_decay_length_penalty": decay is None or (is_id(decay[0]) and _is_number(decay[1])),
+            "exponential_decay_length_penalty": decay is None or (_is_pair(decay) and is_id(decay[0])),
             "remove_invalid_values": isinstance(self.remove_invalid_values, bool),
             "renormalize_logits": isinstance(self.renormalize_logits, bool),
         }
@@ -157,12 +157,19 @@ def is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _are_ids(values: object) -> bool:
-    return isinstance(values, tuple) and all(map(is_id, values))
+def _all_fine(values: object, fine: Callable[[Any], bool]) -> bool:
+    return isinstance(values, tuple) and all(map(fine, values))
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+def _are_ids(values: object, at_least: int = 0) -> bool:
+    return isinstance(values, tuple) and len(values) >= at_least and all(map(is_id, values))
+
+
+def _is_pair(value: object) -> bool:
+    """Two things, the second a number."""
+    if not isinstance(value, tuple) or len(value) != 2 or isinstance(value[1], bool):
+        return False
+    return isinstance(value[1], (int, float)) and not math.isnan(value[1])
 
 
 def _forbid(scores: Tensor, ids: Sequence[int]) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tercel.chat.template import special_texts
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.streaming import TextStream
 from tercel.errors import TercelError
@@ -38,9 +39,11 @@ class StopChecker:
     "stop".
 
     eos_ids: the target's end tokens, without effect under `ignore_eos`. context_room: how many tokens the
-    context still holds after the prompt (None: no limit). tokenizer: None for runs that want no text.
+    context still holds after the prompt (None: no limit). tokenizer: None for runs that want no text. A stop string
+    that spells a special token, which leaves no trace in the text, is found by that token's id.
 
-    Raises `TercelError` if the context has no room, or if there are stop strings but no tokenizer.
+    Raises `TercelError` if the context has no room, if there are stop strings but no tokenizer, and for a stop string
+    with a special token among other characters.
     """
 
     def __init__(
@@ -57,7 +60,8 @@ class StopChecker:
         self._limit = params.max_new_tokens
         if context_room is not None:
             self._limit = min(self._limit, context_room)
-        self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
+        spelled = () if tokenizer is None else _spelled(params.stop, tokenizer)
+        self._stop_ids = frozenset((*params.stop_token_ids, *spelled, *(() if params.ignore_eos else eos_ids)))
         self._stream = None if tokenizer is None else TextStream(tokenizer, params.stop)
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
@@ -93,3 +97,16 @@ class StopChecker:
         if self.finish_reason is not None and self._stream is not None:
             piece += self._stream.finish()
         return piece
+
+
+def _spelled(stop: Collection[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids of the special tokens that stop strings spell."""
+    specials = special_texts(tokenizer) if stop else []
+    for string in stop:
+        inside = [text for text in specials if text in string and string not in specials]
+        if inside:
+            raise TercelError(
+                f"stop string {string!r} holds the special token {inside[0]!r}, which is no part of an answer's text; "
+                "give that token as a stop string of its own"
+            )
+    return [tokenizer.get_vocab()[string] for string in stop if string in specials]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tercel.chat import Message, serving_prompt
 from tercel.decode.draft_tree import DraftTree
+from tercel.decode.generation_config import sampling_for
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.stopping import Emission
 from tercel.target.model import Target
@@ -23,9 +24,10 @@ class Request:
 
     @classmethod
     def chat(cls, target: Target, message: str, params: SamplingParams | None = None) -> Request:
-        """One user message, rendered with the target's own chat template."""
+        """One user message, rendered with the target's own chat template; without `params`, decoded greedily as the
+        target's generation config asks."""
         prompt = serving_prompt(target.tokenizer, [Message("user", message)])
-        return cls(tuple(prompt), params or SamplingParams())
+        return cls(tuple(prompt), params or sampling_for(target))
 
 
 @dataclass(frozen=True)

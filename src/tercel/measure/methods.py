@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
-from transformers import GenerationConfig
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
 from tercel.decode.sampling import SamplingParams
+from tercel.decode.stopping import StopChecker
 from tercel.decode.types import GenerationResult, Request
 from tercel.errors import TercelError
 from tercel.target.model import Target
@@ -80,50 +83,88 @@ class TransformersMethod:
         self.target.tap(())  # capturing features is not part of stock generation
         device = self.target.device
         config = self._config(params, len(prompt))
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        stops = StoppingCriteriaList([_StopStrings(params, self.target.tokenizer, len(prompt))] if params.stop else [])
+        forked = torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type)
+        with self._neutral(), forked:
             if params.seed is not None:
                 torch.manual_seed(params.seed)
             started = time.perf_counter()
             ids = torch.tensor([prompt], device=device)
             with torch.no_grad():
                 output = self.target.model.generate(  # type: ignore[operator]
-                    ids, attention_mask=torch.ones_like(ids), generation_config=config
+                    ids, attention_mask=torch.ones_like(ids), generation_config=config, stopping_criteria=stops
                 )
             tokens = tuple(output[0, len(prompt) :].tolist())
             seconds = time.perf_counter() - started
         return Run(tokens, seconds, len(tokens) - 1)
 
+    @contextmanager
+    def _neutral(self) -> Iterator[None]:
+        """The model without its own generation config: `generate()` fills in from there what it is not given."""
+        model = self.target.model
+        own, model.generation_config = model.generation_config, GenerationConfig()
+        try:
+            yield
+        finally:
+            model.generation_config = own
+
     def _config(self, params: SamplingParams, prompt_tokens: int) -> GenerationConfig:
+        """The very parameters, in the words of transformers."""
         ends = list(params.stop_token_ids)
         if not params.ignore_eos:
             ends += self.target.eos_token_ids
-        sampling = (
-            {
-                "temperature": params.temperature,
-                "top_k": params.top_k,
-                "top_p": params.top_p,
-                "min_p": params.min_p or None,
-            }
-            if not params.greedy
-            else {}
-        )
+        room, rules = self.target.context_length - prompt_tokens, params.rules
+        values: dict[str, Any] = {}
+        if not params.greedy:
+            drawn = {"temperature": float(params.temperature), "top_p": params.top_p, "min_p": params.min_p}
+            values = {"do_sample": True, "top_k": params.top_k, **drawn}
+        bias: dict[tuple[int, ...], float] = {ids: float(value) for ids, value in rules.sequence_bias}
+        bias.update({(token,): float(value) for token, value in params.logit_bias.items()})
+        bad_words = [list(ids) for ids in rules.bad_words_ids if len(ids) > 1 or ids[0] not in ends]
+        if params.max_new_tokens <= room:  # else the context ends the answer, not the limit
+            values["forced_eos_token_id"] = list(rules.forced_eos_token_id) or None
+        if ends:
+            values["exponential_decay_length_penalty"] = rules.exponential_decay_length_penalty
         return GenerationConfig(
-            max_new_tokens=min(params.max_new_tokens, self.target.context_length - prompt_tokens),
-            do_sample=not params.greedy,
-            repetition_penalty=params.repetition_penalty,
+            max_new_tokens=min(params.max_new_tokens, room),
+            repetition_penalty=float(params.repetition_penalty),
+            sequence_bias=bias or None,
+            no_repeat_ngram_size=rules.no_repeat_ngram_size,
+            bad_words_ids=bad_words or None,
+            min_length=rules.min_length,
+            min_new_tokens=rules.min_new_tokens or None,
+            forced_bos_token_id=rules.forced_bos_token_id,
+            remove_invalid_values=rules.remove_invalid_values,
+            suppress_tokens=list(rules.suppress_tokens) or None,
+            begin_suppress_tokens=list(rules.begin_suppress_tokens) or None,
+            renormalize_logits=rules.renormalize_logits,
             eos_token_id=ends or NO_EOS,
             pad_token_id=ends[0] if ends else 0,
             use_cache=True,
-            **sampling,
+            **values,
         )
+
+
+class _StopStrings(StoppingCriteria):
+    """Stop strings as the project's own loop finds them; those of transformers are also found in the prompt."""
+
+    def __init__(self, params: SamplingParams, tokenizer: PreTrainedTokenizerBase, prompt_tokens: int) -> None:
+        endless = replace(params, stop_token_ids=(), ignore_eos=True)  # all else is stock generation's
+        self._checker = StopChecker(endless, (), tokenizer)
+        self._seen = prompt_tokens
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        fresh, self._seen = input_ids[0, self._seen :].tolist(), input_ids.shape[1]
+        if self._checker.finish_reason is None:
+            self._checker.feed(fresh)
+        stopped = self._checker.finish_reason == "stop"
+        return torch.full((1,), stopped, dtype=torch.bool, device=input_ids.device)
 
 
 def _check_stock(params: SamplingParams) -> None:
     unsupported = {
         "presence_penalty": params.presence_penalty != 0,
         "frequency_penalty": params.frequency_penalty != 0,
-        "logit_bias": bool(params.logit_bias),
-        "stop": bool(params.stop),
     }
     for name, used in unsupported.items():
         if used:

@@ -19,6 +19,7 @@ from tercel.errors import TercelError
 from tercel.target.attention import use_grouped_attention
 from tercel.target.cache import TargetCache
 from tercel.target.capabilities import TreeSupport, probe_tree_support
+from tercel.target.ends import end_ids, turn_end, union
 from tercel.target.masks import additive, causal_block, slot_positions, visible_slots, within_window
 from tercel.target.output_layer import OutputLayer, embedding_scale
 from tercel.target.sources import Source, load_causal_lm, load_tokenizer, resolve
@@ -126,15 +127,27 @@ class Target:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """End-of-sequence ids: the generation config's, else the model config's, else the tokenizer's."""
-        for value in (
-            self.model.generation_config.eos_token_id if self.model.generation_config else None,
-            self.config.eos_token_id,
-            self._tokenizer.eos_token_id if self._tokenizer is not None else None,
-        ):
-            if value is not None:
-                return tuple(value) if isinstance(value, list | tuple) else (int(value),)
-        return ()
+        """The ids that end an answer: those of all `end_sources`."""
+        return union(self.end_sources)
+
+    @property
+    def end_sources(self) -> dict[str, tuple[int, ...]]:
+        """Who says at which ids an answer ends.
+
+        Raises `TercelError` for an `eos_token_id` that is none.
+        """
+        generation, tokenizer = self.model.generation_config, self._tokenizer
+        said = {
+            "the generation config": generation.eos_token_id if generation else None,
+            "the model's config": self.config.eos_token_id,
+            "the tokenizer": tokenizer.eos_token_id if tokenizer is not None else None,
+            "the chat template": self._turn_end,
+        }
+        return {name: end_ids(f"{name} of {self.source.name}", value, self.vocab_size) for name, value in said.items()}
+
+    @cached_property
+    def _turn_end(self) -> tuple[int, ...]:
+        return turn_end(self._tokenizer)
 
     @cached_property
     def fingerprint(self) -> str:
