@@ -229,7 +229,7 @@ def best_tokens(logits: Tensor) -> Any:
     """Argmax of every row of `logits` `[.., V]` as (nested lists of) ints, the lowest id among equals; -1 for a row
     whose largest logit is not finite. Only these numbers leave the device."""
     largest, tokens = logits.max(-1)  # documented to be the first of equal maxima; takes NaN for the largest
-    return torch.where(largest.isfinite(), tokens, -1).tolist()
+    return torch.where(largest.isfinite(), tokens, -1).cpu().tolist()
 
 
 def _check_finite(largest: float, params: SamplingParams, history: TokenHistory) -> None:

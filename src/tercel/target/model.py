@@ -23,6 +23,7 @@ from tercel.target.ends import end_ids, turn_end, union
 from tercel.target.masks import additive, causal_block, slot_positions, visible_slots, within_window
 from tercel.target.output_layer import OutputLayer, embedding_scale
 from tercel.target.sources import Source, load_causal_lm, load_tokenizer, resolve
+from tercel.target.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,7 @@ class Target:
             raise TercelError("an empty prompt gives the target nothing to go on; give at least one token")
         outputs = []
         for start in range(0, len(tokens), chunk):
-            piece = torch.tensor([tokens[start : start + chunk]], device=self.device)
+            piece = to_device([list(tokens[start : start + chunk])], self.device)
             positions = torch.arange(piece.shape[1], device=self.device)[None] + cache.lengths[0]
             outputs.append(self.forward(piece, positions, cache))
             cache.keep([range(piece.shape[1])])
