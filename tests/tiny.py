@@ -17,12 +17,22 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
+    Gemma2Config,
     Gemma3TextConfig,
+    GPT2Config,
+    GPTBigCodeConfig,
+    GPTJConfig,
+    GPTNeoConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
+    MambaConfig,
     MistralConfig,
     MixtralConfig,
+    OPTConfig,
     Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
@@ -30,6 +40,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 ARCHS = (
@@ -44,6 +55,11 @@ ARCHS = (
     "phi3",
     "granite",
 )
+# other names for the same sizes, learned positions, attention that only `eager` computes
+OTHER_ARCHS = ("gpt2", "opt", "gptj", "falcon", "gpt_bigcode", "gemma2", "gpt_oss")
+LEARNED_POSITIONS = ("gpt2", "opt", "gpt_bigcode")
+# no rollback or no mask from outside: decoded token by token
+STEP_ARCHS = ("mamba", "bloom", "gpt_neo", "qwen3_next")
 VOCAB = 128
 SPECIALS = ("<unk>", "<pad>", "<|im_start|>", "<|im_end|>")
 UNK, PAD, IM_START, IM_END = range(len(SPECIALS))
@@ -66,7 +82,7 @@ DIGIT_MERGE = "2 0"
 
 
 def tiny_config(arch: str, **overrides: Any) -> PretrainedConfig:
-    """Configuration of one of `ARCHS`; `overrides` win over the common sizes."""
+    """Configuration of one of these architectures; `overrides` win over the common sizes."""
     common: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 32,
@@ -82,6 +98,14 @@ def tiny_config(arch: str, **overrides: Any) -> PretrainedConfig:
     }
     layers = overrides.get("num_hidden_layers", common["num_hidden_layers"])
     grouped = {**common, "num_key_value_heads": 2, "head_dim": 8}
+    windows = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
+    unlike = {k: v for k, v in common.items() if k not in ("intermediate_size", "num_attention_heads")}
+    gpt = {
+        **{k: v for k, v in common.items() if k.endswith(("token_id", "range", "embeddings")) and "max" not in k},
+        **{"vocab_size": VOCAB, "n_positions": 256, "n_embd": 32, "n_layer": layers, "n_head": 4},
+    }
+    linear = {f"linear_{kind}_head_dim": 8 for kind in ("key", "value")}
+    linear |= {f"linear_num_{kind}_heads": 2 for kind in ("key", "value")}
     moe = {"num_experts_per_tok": 2, "output_router_logits": False}
     kinds: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
         "llama": (LlamaConfig, {**grouped, "tie_word_embeddings": True}),
@@ -94,7 +118,7 @@ def tiny_config(arch: str, **overrides: Any) -> PretrainedConfig:
                 "tie_word_embeddings": True,
                 "sliding_window": 8,
                 "query_pre_attn_scalar": 8,
-                "layer_types": ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)],
+                "layer_types": windows,
             },
         ),
         "mistral": (MistralConfig, {**grouped, "sliding_window": 8}),
@@ -103,18 +127,55 @@ def tiny_config(arch: str, **overrides: Any) -> PretrainedConfig:
         "qwen3_moe": (Qwen3MoeConfig, {**grouped, **moe, "num_experts": 4, "moe_intermediate_size": 48}),
         "phi3": (Phi3Config, {**common, "num_key_value_heads": 2, "original_max_position_embeddings": 256}),
         "granite": (GraniteConfig, {**common, "num_key_value_heads": 2, "attention_multiplier": 0.35}),
+        "gpt2": (GPT2Config, gpt),
+        "opt": (OPTConfig, {**unlike, "num_attention_heads": 4, "ffn_dim": 64, "word_embed_proj_dim": 32}),
+        "gptj": (GPTJConfig, {**gpt, "rotary_dim": 4}),
+        "falcon": (FalconConfig, {**unlike, "num_attention_heads": 4}),
+        "gpt_bigcode": (GPTBigCodeConfig, gpt),
+        "gemma2": (
+            Gemma2Config,
+            {**grouped, "sliding_window": 8, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
+        ),
+        "gpt_oss": (
+            GptOssConfig,
+            {
+                **grouped,
+                **moe,
+                "num_local_experts": 4,
+                "sliding_window": 8,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        ),
+        "mamba": (MambaConfig, {**unlike, "state_size": 4}),
+        "bloom": (BloomConfig, {**unlike, "n_layer": layers, "n_head": 4}),
+        "gpt_neo": (
+            GPTNeoConfig,
+            {
+                **{k: v for k, v in unlike.items() if k != "num_hidden_layers"},
+                **{"num_layers": layers, "num_heads": 4, "window_size": 8},
+                "attention_types": [[["global", "local"], layers // 2]],
+            },
+        ),
+        "qwen3_next": (
+            Qwen3NextConfig,
+            {
+                **grouped,
+                **moe,
+                **linear,
+                **{"num_experts": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+                "layer_types": ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(layers)],
+            },
+        ),
     }
     config_class, settings = kinds[arch]
     return config_class(**{**settings, **overrides})
 
 
 def tiny_model(arch: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """Random float32 model of one of `ARCHS`, in eval mode; sizes as in `tiny_config`."""
+    """Random float32 model in eval mode; sizes as in `tiny_config`, attention as transformers chooses it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(
-            tiny_config(arch, **overrides), dtype=torch.float32, attn_implementation="sdpa"
-        )
+        model = AutoModelForCausalLM.from_config(tiny_config(arch, **overrides), dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 1:

@@ -71,10 +71,10 @@ def check_fits(model: DraftModel, target: Target, *, force: bool = False) -> Non
             f"{where} was trained with the tokenizer of {identity.name}, but {name} has another one, so that "
             "its drafts would be other tokens; give the target it was trained for"
         )
-    if identity.weights != target.fingerprint and not force:
+    if not target.is_recorded_as(identity.weights) and not force:
         raise TercelError(
-            f"{where} was trained for {identity.name}, whose weights are not those of {name}; acceptance may "
-            "be poor, so give the right target, or --force-head to take it all the same"
+            f"{where} was trained for {identity.name}, whose weights or settings are not those of {name}; acceptance "
+            "may be poor, so give the right target, or --force-head to take it all the same"
         )
 
 

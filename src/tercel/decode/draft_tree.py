@@ -90,6 +90,15 @@ class DraftTree:
             depths[node] = depths[parent] + 1
         return torch.tensor(depths, device=self.tokens.device)
 
+    def up_to(self, depth: int) -> DraftTree:
+        """The tree without nodes deeper than `depth`, the others in their order."""
+        kept = (self.depths <= depth).nonzero().flatten()
+        if len(kept) == len(self):
+            return self
+        numbers = torch.cumsum(self.depths <= depth, 0) - 1
+        parents = torch.where(self.parents[kept] < 0, -1, numbers[self.parents[kept]])
+        return DraftTree(self.tokens[kept], parents, None if self.draft_probs is None else self.draft_probs[kept])
+
     def ancestor_mask(self) -> Tensor:
         """Who sees whom, bool [N, N]: row `i` is true at `i` and at its ancestors."""
         mask = np.eye(len(self), dtype=bool)

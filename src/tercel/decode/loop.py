@@ -28,7 +28,7 @@ from tercel.decode.sampling import best_tokens, choose_token
 from tercel.decode.types import Committed, Event, Proposal, Request
 from tercel.decode.verify import Verdict, verify, verify_sampled_drafts
 from tercel.errors import TercelError
-from tercel.target.cache import TargetCache
+from tercel.target.cache import RowCache
 from tercel.target.model import Target, TargetOutput
 from tercel.target.transfer import to_device
 
@@ -46,7 +46,7 @@ class DecodingLoop:
         self.target, self.proposer, self.slots = target, proposer, slots
         self._waiting: deque[ActiveRequest] = deque()
         self._rows: list[ActiveRequest] = []
-        self._cache: TargetCache | None = None
+        self._cache: RowCache | None = None
         self._submitted = 0
         self._clock = PhaseClock(target.device)
 
@@ -62,7 +62,7 @@ class DecodingLoop:
         if len(request.prompt) >= self.target.context_length:
             raise TercelError(
                 f"the prompt has {len(request.prompt)} tokens, but {self.target.source.name} takes "
-                f"{self.target.context_length} with the answer; shorten it"
+                f"{self.target.context_length} with the answer{self.target.why_no_longer}; shorten it"
             )
         self._waiting.append(ActiveRequest(self._submitted, request, self.target))
         self._submitted += 1
@@ -81,8 +81,11 @@ class DecodingLoop:
         clock, before = self._clock, dict(self._clock.seconds)
         clock.restart()
         started = clock.now()
+        with clock.phase("target"):
+            self.target.renew(self._cache, [row.tokens for row in self._rows])
         with clock.phase("draft"):
-            proposals = self.proposer.propose(self._rows)
+            depths = [self.target.block_depth(length) for length in self._cache.lengths]
+            proposals = [p.up_to(depth) for p, depth in zip(self.proposer.propose(self._rows), depths, strict=True)]
         with clock.phase("target"):
             output = self._run_trees([proposal.tree for proposal in proposals])
             logits = self.target.logits(output.hidden)  # [B, N, V]
@@ -178,7 +181,7 @@ class DecodingLoop:
         longest = len(request.prompt) + request.params.max_new_tokens
         return min(longest, self.target.context_length) + self.proposer.max_nodes
 
-    def _enter(self, own: TargetCache) -> None:
+    def _enter(self, own: RowCache) -> None:
         if self._cache is None:
             self._cache = own
         else:

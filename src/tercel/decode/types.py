@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -37,6 +37,10 @@ class Proposal:
 
     tree: DraftTree
     distributions: Callable[[int], Tensor] | None = None
+
+    def up_to(self, depth: int) -> Proposal:
+        """Without what lies deeper. Sampled drafts are chains, so the nodes that stay keep their numbers."""
+        return replace(self, tree=self.tree.up_to(depth))
 
 
 @dataclass(frozen=True)

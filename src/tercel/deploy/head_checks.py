@@ -176,11 +176,11 @@ def identity_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
             )
         else:
             yield Finding("tokenizer", "ok", f"the same tokens as in training ({identity.name})")
-    if identity.weights != target.fingerprint:
+    if not target.is_recorded_as(identity.weights):
         yield Finding(
             "weights",
             "warning",
-            f"the head was trained for {identity.name}, whose weights are not these",
+            f"the head was trained for {identity.name}, whose weights or settings are not these",
             "expect lower acceptance, or train it further on this target's answers (--start-from)",
         )
     else:

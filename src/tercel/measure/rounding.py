@@ -48,7 +48,8 @@ class Shapes:
 def run_shapes(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> Shapes:
     """Run `prompt + answer` in blocks behind the prompt's own prefill, whole, and as a row of a padded
     batch."""
-    rows = list(_runs(target, prompt, answer))
+    with target.sequences_of(len(prompt) + len(answer)):
+        rows = list(_runs(target, prompt, answer))
     kept = min(POSITIONS, *(len(row) for row in rows))
     return Shapes(torch.stack([target.logits(row[-kept:]).float() for row in rows]))
 

@@ -11,7 +11,7 @@ all slots too; their window is a matter of the mask, so that rolling back stays 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,16 @@ from transformers import Cache
 
 from tercel.errors import TercelError
 from tercel.target.transfer import to_device
+
+
+class RowCache(Protocol):
+    """What the decoding loop needs of a target's cache; `lengths` are the committed tokens of each row."""
+
+    lengths: list[int]
+
+    def keep(self, paths: Sequence[Sequence[int]]) -> None: ...
+    def add_row(self, other: Any) -> None: ...
+    def select_rows(self, rows: Sequence[int]) -> None: ...
 
 
 class TargetCache(Cache):
@@ -34,6 +44,7 @@ class TargetCache(Cache):
         self.rows = rows
         self.capacity = capacity
         self.lengths: list[int] = [0] * rows
+        self.turned_for: list[int] = [0] * rows  # how long a sequence the keys are rotated for (see `rope.py`)
         self._keys: list[Tensor | None] = []  # a layer: [B, Hkv, capacity, D]
         self._values: list[Tensor | None] = []
         self._block = 0  # length of the block in flight
@@ -141,6 +152,7 @@ class TargetCache(Cache):
                 row[:, :, : other.lengths[0]] = source[:, :, : other.lengths[0]]
                 mine[layer] = torch.cat([storage, row])
         self.lengths.append(other.lengths[0])
+        self.turned_for.append(other.turned_for[0])
         self.rows += 1
 
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -152,6 +164,7 @@ class TargetCache(Cache):
                     kept = to_device(list(rows), storage.device).long() if kept is None else kept
                     storages[layer] = storage.index_select(0, kept)
         self.lengths = [self.lengths[row] for row in rows]
+        self.turned_for = [self.turned_for[row] for row in rows]
         self.rows = len(rows)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

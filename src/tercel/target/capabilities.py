@@ -1,4 +1,9 @@
-"""What can be verified on a model: whole trees in one forward, only chains, or nothing; found by trying."""
+"""What can be verified on a model: whole trees in one forward, only chains, or nothing; found by trying.
+
+A leak is asked for directly: a token is exchanged in a block of the same shape, and whatever may not see it must stay
+as it was, to the bit, while whatever sees it must not. Comparing with the same tokens in another shape would need to
+know how much rounding that brings, which depends on the model, the type and where its attention is computed.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +15,18 @@ import torch
 from torch import Tensor
 
 from tercel.errors import TercelError
+from tercel.target.experts import has_experts
 from tercel.target.output_layer import probe_tokens
 
 if TYPE_CHECKING:
     from tercel.target.model import Target
 
 _RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding")
-_MASKED = ("full_attention", "sliding_attention")  # whose masks `Target` knows how to make
+_MASKED = ("full_attention", "sliding_attention", "global")  # whose masks `Target` knows how to make
 NOISE = 0.4  # of the logits' deviation: what another shape may change at most (bfloat16: 0.1 on the default target)
+EXACT = 0.02  # the same in float32
+LEAK = 0.25  # of what a visible token changes: what rounding stays below where bits cannot be compared
+_FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -41,36 +50,41 @@ class TreeSupport:
 
 
 def probe_tree_support(target: Target) -> TreeSupport:
-    """Run a small tree and a small chain through the model and compare with the same tokens one by one."""
-    refusal = _refused_layers(getattr(target.config, "layer_types", None) or ())
+    """Run a small tree, and where that fails a small chain, with one token or position after another exchanged."""
+    kinds = (*(getattr(target.config, "layer_types", None) or ()), *(getattr(target.config, "attention_layers", ())))
+    refusal = _refused_layers(kinds)
     if refusal is not None:
         return TreeSupport(False, False, refusal)
-    tokens = probe_tokens(target.model)[0].tolist()
-    prefix, left, right, leaf = tokens[:3], tokens[3], tokens[4], tokens[5]
+    # the first two are siblings, the third is the second's child: the first must be invisible to both
+    tree = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool, device=target.device)
     try:
-        whole = target.encode(torch.tensor([[*prefix, right, leaf]], device=target.device)).hidden[0, -1]
-        truth = target.logits(whole).float()
-        one_by_one = _last_logits(target, [*prefix, right, leaf])
-        chain = _block_logits(target, prefix, [right, leaf], None, [0, 1])
-        # left and right are siblings, leaf is right's child: left must be invisible to both
-        within = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool, device=target.device)
-        tree = _block_logits(target, prefix, [left, right, leaf], within[None], [0, 0, 1])
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        fault = _ignores_positions(target, tree, [0, 0, 1]) or _fault(target, tree, [0, 0, 1])
+        if fault is None:
+            return TreeSupport(True, True)
+        broken = _fault(target, torch.ones_like(tree).tril(), [0, 1, 2])
+    except _FAILURES as error:
         return TreeSupport(False, False, f"its attention does not take a mask and a cache from outside ({error})")
-    # what rounding alone does to the same tokens in another shape; a leak through the mask does more
-    noise, deviation = _distance(one_by_one, truth), float(truth.std())
-    if noise > NOISE * deviation:
-        return TreeSupport(False, False, "tokens one by one give other logits than the whole text at once")
-    allowed = max(3 * noise, 0.02 * deviation)
-    if _distance(chain, truth) > allowed:
-        return TreeSupport(False, False, "a block behind the cache gives other logits than the tokens one by one")
-    if _distance(tree, truth) > allowed:
-        return TreeSupport(
-            False,
-            True,
-            "its attention ignores the tree mask or the given positions, so siblings see each other",
+    return TreeSupport(False, True, fault) if broken is None else TreeSupport(False, False, broken)
+
+
+def check_steps(target: Target) -> None:
+    """Raises `TercelError` if not even decoding token by token gives what one forward over the text does."""
+    name, tokens = target.source.name, probe_tokens(target.model)[0].tolist()
+    try:
+        cache = target.new_cache(1, len(tokens))
+        for piece in (tokens[:3], *([token] for token in tokens[3:])):
+            hidden = target.prefill(piece, cache).hidden
+        whole = target.encode(torch.tensor([tokens], device=target.device)).hidden
+    except _FAILURES as error:
+        raise TercelError(
+            f"{name} cannot be decoded: it takes no cache of transformers' usual kind ({error}); "
+            "a target of another architecture is needed"
+        ) from error
+    if not _near(target, hidden[0, -1], whole[0, -1]):
+        raise TercelError(
+            f"{name} cannot be decoded: tokens one by one give other logits than the whole text at once; "
+            "a target of another architecture is needed"
         )
-    return TreeSupport(True, True)
 
 
 def _refused_layers(kinds: Sequence[str]) -> str | None:
@@ -83,24 +97,69 @@ def _refused_layers(kinds: Sequence[str]) -> str | None:
     return None
 
 
-def _last_logits(target: Target, tokens: list[int]) -> Tensor:
-    cache = target.new_cache(1, len(tokens))
-    hidden = None
-    for token in tokens:
-        hidden = target.prefill([token], cache).hidden
-    assert hidden is not None
-    return target.logits(hidden[0, -1]).float()
+class _Block:
+    """Forwards of one shape: three tokens under a mask `[T, T]` behind three tokens of a cache."""
+
+    def __init__(self, target: Target, within: Tensor, depths: list[int], first: int | None = None) -> None:
+        self.target, self.within, self.depths = target, within, depths
+        tokens = probe_tokens(target.model)[0].tolist()
+        self.prefix, self.tokens = tokens[:3], tokens[3:]
+        self.cache = target.new_cache(1, len(tokens))
+        target.prefill([self.prefix[0] if first is None else first, *self.prefix[1:]], self.cache)
+        self.before = self.hidden()
+
+    def hidden(self, tokens: list[int] | None = None, depths: list[int] | None = None) -> Tensor:
+        """`[T, K]`; nothing of it stays in the cache."""
+        device = self.target.device
+        positions = torch.tensor([depths or self.depths], device=device) + len(self.prefix)
+        block = torch.tensor([tokens or self.tokens], device=device)
+        return self.target.forward(block, positions, self.cache, self.within[None]).hidden[0]
+
+    def exchanged(self, node: int) -> Tensor:
+        """`[T]`: how far another token at `node` moves each one."""
+        tokens = list(self.tokens)
+        tokens[node] = self.prefix[0]
+        return _moved(self.hidden(tokens), self.before)
+
+    def exact(self) -> bool:
+        """Whether bits can be compared: experts get other numbers of tokens when one changes, so that rounding moves
+        the bits of others."""
+        return not has_experts(self.target.config) and torch.equal(self.before, self.hidden())
 
 
-def _block_logits(
-    target: Target, prefix: list[int], block: list[int], within: Tensor | None, depths: list[int]
-) -> Tensor:
-    cache = target.new_cache(1, len(prefix) + len(block))
-    target.prefill(prefix, cache)
-    positions = torch.tensor([depths], device=target.device) + len(prefix)
-    out = target.forward(torch.tensor([block], device=target.device), positions, cache, within)
-    return target.logits(out.hidden[0, -1]).float()
+def _fault(target: Target, within: Tensor, depths: list[int]) -> str | None:
+    """Why a block under the mask `within` is not what its paths are one by one, or None."""
+    block = _Block(target, within, depths)
+    other = _Block(target, within, depths, first=block.tokens[0])
+    if _moved(other.before, block.before).min() == 0:
+        return "a block does not see the tokens in the cache"
+    moved = torch.stack([block.exchanged(node) for node in range(len(depths))], 1)  # [T, T], like the mask
+    if moved[within].min() == 0:
+        return "the tokens of a block do not see those that the mask shows them"
+    if moved[~within].max() > (0.0 if block.exact() else LEAK * float(moved[within].min())):
+        return "its attention ignores the tree mask, so siblings see each other"
+    path = [token for token, seen in zip(block.tokens, within[-1].tolist(), strict=True) if seen]
+    whole = target.encode(torch.tensor([[*block.prefix, *path]], device=target.device)).hidden
+    if not _near(target, block.before[-1], whole[0, -1]):
+        return "a block behind the cache gives other logits than the whole text at once"
+    return None
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().mean())
+def _ignores_positions(target: Target, within: Tensor, depths: list[int]) -> str | None:
+    block = _Block(target, within, depths)
+    deeper = block.hidden(depths=[*depths[:-1], depths[-1] + 1])
+    if _moved(deeper, block.before)[-1] == 0:
+        return "its attention ignores the given positions, so a node counts its siblings as tokens before it"
+    return None
+
+
+def _moved(after: Tensor, before: Tensor) -> Tensor:
+    """`[T]`: how far each token's hidden state moved; 0 only if no bit did."""
+    return (after.float() - before.float()).abs().amax(-1)
+
+
+def _near(target: Target, hidden: Tensor, truth: Tensor) -> bool:
+    """Whether two hidden states `[K]` give the same logits but for what another shape may change."""
+    ours, theirs = target.logits(hidden).float(), target.logits(truth).float()
+    allowed = EXACT if target.dtype == torch.float32 else NOISE
+    return float((ours - theirs).abs().mean()) <= allowed * float(theirs.std())

@@ -6,78 +6,79 @@ Shape legend: B rows, T block length, K hidden size, V vocabulary, n captured la
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from tercel.errors import TercelError
 from tercel.target.attention import use_grouped_attention
-from tercel.target.cache import TargetCache
-from tercel.target.capabilities import TreeSupport, probe_tree_support
+from tercel.target.cache import RowCache, TargetCache
+from tercel.target.capabilities import TreeSupport, check_steps, probe_tree_support
 from tercel.target.ends import end_ids, turn_end, union
+from tercel.target.identity import SCHEME, Samples, fingerprint, first_fingerprint, held_samples, stored_samples
 from tercel.target.masks import additive, causal_block, slot_positions, visible_slots, within_window
+from tercel.target.output import TargetOutput, joined
 from tercel.target.output_layer import OutputLayer, embedding_scale
+from tercel.target.rope import LengthRope, dynamic_ntk
 from tercel.target.sources import Source, load_causal_lm, load_tokenizer, resolve
+from tercel.target.stepping import StepCache
+from tercel.target.structure import (
+    attention_windows,
+    check_widths,
+    context_length,
+    decoder_layers,
+    decoder_of,
+    default_feature_layers,
+)
 from tercel.target.transfer import to_device
 
-
-@dataclass(frozen=True)
-class TargetOutput:
-    """What one forward over a block gives.
-
-    hidden: `[B, T, K]`, after the final norm (what the output layer takes).
-    layers: for each captured layer `[B, T, K]`, the residual stream entering it.
-    """
-
-    hidden: Tensor
-    layers: tuple[Tensor, ...]
-
-    @property
-    def features(self) -> Tensor:
-        """`[B, T, n*K]`, low to high, not normalised (paper section 3.1)."""
-        return torch.cat(self.layers, dim=-1)
-
-
-def default_feature_layers(num_layers: int) -> tuple[int, ...]:
-    """Low, middle and high: the inputs of layers `2`, `L//2`, `L-3` (spec section 1); of the first, a middle
-    and the last layer where the model has fewer than seven.
-
-    Raises `TercelError` for a model of fewer than three layers, for which layers have to be chosen by hand.
-    """
-    if num_layers < 3:
-        raise TercelError(
-            f"a model of {num_layers} layers has no low, middle and high layer; name the feature layers yourself"
-        )
-    return (2, num_layers // 2, num_layers - 3) if num_layers >= 7 else (0, num_layers // 2, num_layers - 1)
+__all__ = ["Target", "TargetOutput", "default_feature_layers"]
 
 
 class Target:
-    """A frozen causal language model with hooks for its features, and what a head needs to know of it."""
+    """A frozen causal language model with hooks for its features, and what a head needs to know of it.
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, source: Source) -> None:
+    samples: of the weights as stored, if the model was loaded from files; else they are taken from memory.
+    Raises `TercelError` for a model whose outputs cannot be followed, or that cannot be decoded even token by token.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        source: Source,
+        samples: Samples | None = None,
+    ) -> None:
         use_grouped_attention(model)
         self.model = model
+        self._samples = samples
         self._tokenizer = tokenizer
         self.source = source
         config = model.config.get_text_config()
         self.config = config
         self.num_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
+        check_widths(model, self.hidden_size)
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
-        self.decoder: nn.Module = model.get_decoder()
-        self.decoder_layers = _decoder_layers(self.decoder, self.num_layers)
+        self.decoder: nn.Module = decoder_of(model)
+        self.decoder_layers = decoder_layers(self.decoder, self.num_layers)
         self.feature_layers: tuple[int, ...] = ()
         self._captured: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
-        self._windows = _attention_windows(config)
+        self._windows = attention_windows(config)
         self.output_layer = OutputLayer.of(model)
         self.embedding_scale = embedding_scale(model, self.decoder_layers[0])
+        self.rope = LengthRope.of(self.decoder, config)
+        self._steps = False  # whether it has to be decoded token by token, with its own cache
         self.tree_support: TreeSupport = probe_tree_support(self)
+        if not self.tree_support.chain:
+            self._steps = True
+            check_steps(self)
 
     @classmethod
     def load(
@@ -86,11 +87,13 @@ class Target:
         *,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
-        attn_implementation: str | None = "sdpa",
+        attn_implementation: str | None = None,
         trust_remote_code: bool = False,
     ) -> Target:
         """Load `name`: a Hub id, a local folder, a GGUF file or a built-in alias.
 
+        attn_implementation: None for `sdpa`, and `eager` where transformers says that the model's attention needs
+        more than that (sinks, capped scores).
         Raises `TercelError` if it cannot be found or loaded, or is not a causal language model.
         """
         source = resolve(name)
@@ -101,7 +104,8 @@ class Target:
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
         )
-        return cls(model, load_tokenizer(name, trust_remote_code=trust_remote_code), source)
+        tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+        return cls(model, tokenizer, source, stored_samples(source))
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -124,7 +128,25 @@ class Target:
     @property
     def context_length(self) -> int:
         """The longest sequence the model's positions allow."""
-        return int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
+        limit = context_length(self.config)
+        if self.rope is not None and (self._steps or not self.rope.modules):
+            return min(limit, self.rope.border)  # its cache cannot be filled anew
+        return limit
+
+    @property
+    def why_no_longer(self) -> str:
+        """What to add where the context's limit is named, if it is not what the positions allow."""
+        if self.context_length < context_length(self.config) or dynamic_ntk(self.config):
+            return ", since its RoPE turns all earlier tokens anew beyond that"
+        return ""
+
+    def block_depth(self, length: int) -> int:
+        """How deep a tree may be whose root has position `length`: no node may lie past the last position, nor in a
+        sequence that is rotated otherwise than its root's."""
+        last = self.context_length - 1
+        if self.rope is not None and not self.rope.is_long(length + 1):
+            last = min(last, self.rope.border - 1)
+        return max(0, last - length)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -152,16 +174,18 @@ class Target:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Short digest of the sizes and of a sample of every weight.
+        """Short digest of the settings and of a sample of every weight, whatever the dtype loaded."""
+        samples = held_samples(self.model) if self._samples is None else self._samples
+        return fingerprint(self.config, samples)
 
-        Taken at bfloat16 precision, so that the dtype loaded does not matter.
-        """
-        digest = hashlib.sha256(f"{self.num_layers} {self.hidden_size} {self.vocab_size}".encode())
-        for name, parameter in self.model.named_parameters():
-            flat = parameter.detach().flatten()
-            digest.update(name.encode())
-            digest.update(flat[:: max(1, flat.numel() // 64)][:64].to("cpu", torch.bfloat16).float().numpy().tobytes())
-        return digest.hexdigest()[:16]
+    @cached_property
+    def _first_fingerprint(self) -> str:
+        sizes = (self.num_layers, self.hidden_size, self.vocab_size)
+        return first_fingerprint(self.model, sizes, self._samples or {})
+
+    def is_recorded_as(self, weights: str) -> bool:
+        """Whether a head's record, of whichever scheme, names this target."""
+        return weights == (self.fingerprint if weights.startswith(SCHEME) else self._first_fingerprint)
 
     @property
     def tokenizer_digest(self) -> str:
@@ -197,25 +221,49 @@ class Target:
 
         return hook
 
-    def new_cache(self, rows: int, capacity: int) -> TargetCache:
-        return TargetCache(rows, capacity)
+    def new_cache(self, rows: int, capacity: int) -> RowCache:
+        return StepCache(rows, self.config) if self._steps else TargetCache(rows, capacity)
 
     @torch.no_grad()
-    def forward(
-        self, tokens: Tensor, positions: Tensor, cache: TargetCache, within: Tensor | None = None
-    ) -> TargetOutput:
+    def forward(self, tokens: Tensor, positions: Tensor, cache: RowCache, within: Tensor | None = None) -> TargetOutput:
         """Run a block behind what `cache` holds; the block's keys stay uncommitted until `cache.keep`.
 
         tokens, positions: `[B, T]`; within: bool `[B, T, T]`, which block tokens each one sees (a tree's
-        ancestor mask), causal if left out.
+        ancestor mask), causal if left out. With a `StepCache`, blocks are causal and positions follow the cache.
+        Raises `TercelError` for a block that reaches past a border where its row would be rotated otherwise.
         """
         block = tokens.shape[1]
+        if isinstance(cache, StepCache):
+            cache.begin(block)
+            rows = [self._run(tokens[i : i + 1], None, None, own) for i, own in enumerate(cache.rows)]
+            return joined(rows, 0)
+        assert isinstance(cache, TargetCache)
         if within is None:
             within = causal_block(block, tokens.device).expand(tokens.shape[0], -1, -1)
         lengths = list(cache.lengths)
         cache.begin(block, tokens.device)
         seen = visible_slots(lengths, within)
-        return self._run(tokens, positions, self._masks(seen, positions, lengths), cache)
+        with nullcontext() if self.rope is None else self.rope.block(cache, positions):
+            return self._run(tokens, positions, self._masks(seen, positions, lengths), cache)
+
+    def renew(self, cache: RowCache, texts: Sequence[Sequence[int]]) -> None:
+        """Make ready for the next block: run rows again whose next token lies past the border behind which RoPE turns
+        all their keys anew; `texts` are the tokens of each row."""
+        if self.rope is None or not isinstance(cache, TargetCache):
+            return
+        for row in self.rope.stale_rows(cache):
+            length, own = cache.lengths[row], TargetCache(1, cache.capacity)
+            self.prefill(texts[row][:length], own, sequence=length + 1)
+            cache.add_row(own)
+            order = list(range(cache.rows - 1))
+            order[row] = cache.rows - 1
+            cache.select_rows(order)
+
+    @contextmanager
+    def sequences_of(self, length: int) -> Iterator[None]:
+        """Within, the stock model rotates every forward as a part of one sequence of `length` tokens."""
+        with nullcontext() if self.rope is None else self.rope.sequences([length]):
+            yield
 
     def _masks(self, seen: Tensor, positions: Tensor, lengths: Sequence[int]) -> Tensor | dict[str, Tensor]:
         masks: dict[str, Tensor] = {}
@@ -228,10 +276,22 @@ class Target:
 
     @torch.no_grad()
     def encode(self, tokens: Tensor) -> TargetOutput:
-        """Run whole right-padded sequences `[B, T]` without a cache; causality hides the padding."""
-        return self._run(tokens, None, None, None)
+        """Run whole right-padded sequences `[B, T]` without a cache; causality hides the padding.
 
-    def _run(self, tokens: Tensor, positions: Tensor | None, mask: Any, cache: TargetCache | None) -> TargetOutput:
+        Entry `i` is what one forward over the first `i + 1` tokens ends with, also where RoPE depends on the length.
+        """
+        if self.rope is None:
+            return self._run(tokens, None, None, None)
+        border, length = self.rope.border, tokens.shape[1]
+        parts = []
+        with self.rope.sequences([1]):
+            parts.append(self._run(tokens[:, :border], None, None, None))
+        if length > border:
+            with self.rope.sequences([length]):
+                parts.append(self._run(tokens, None, None, None).part(border))
+        return joined(parts, 1)
+
+    def _run(self, tokens: Tensor, positions: Tensor | None, mask: Any, cache: Cache | None) -> TargetOutput:
         self._captured.clear()
         hidden = self.decoder(
             input_ids=tokens,
@@ -245,25 +305,27 @@ class Target:
         self._captured.clear()
         return TargetOutput(hidden=hidden, layers=layers)
 
-    def prefill(self, tokens: Sequence[int], cache: TargetCache, chunk: int = 512) -> TargetOutput:
+    def prefill(
+        self, tokens: Sequence[int], cache: RowCache, chunk: int = 512, sequence: int | None = None
+    ) -> TargetOutput:
         """Run a prompt behind what a one-row `cache` holds and commit it; returns `[1, T, ..]`.
 
+        sequence: how long a sequence its keys are rotated for, if not for the tokens there are then.
         Raises `TercelError` for an empty prompt.
         """
         if not len(tokens):
             raise TercelError("an empty prompt gives the target nothing to go on; give at least one token")
+        if isinstance(cache, StepCache):  # whole at first, as `generate()` does; some go on from one token only
+            chunk = 1 if cache.lengths[0] else len(tokens)
+        elif isinstance(cache, TargetCache) and not cache.lengths[0]:
+            cache.turned_for[0] = sequence or len(tokens)
         outputs = []
         for start in range(0, len(tokens), chunk):
             piece = to_device([list(tokens[start : start + chunk])], self.device)
             positions = torch.arange(piece.shape[1], device=self.device)[None] + cache.lengths[0]
             outputs.append(self.forward(piece, positions, cache))
             cache.keep([range(piece.shape[1])])
-        if len(outputs) == 1:
-            return outputs[0]
-        return TargetOutput(
-            hidden=torch.cat([o.hidden for o in outputs], dim=1),
-            layers=tuple(torch.cat(parts, dim=1) for parts in zip(*(o.layers for o in outputs), strict=True)),
-        )
+        return joined(outputs, 1)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -275,21 +337,3 @@ class Target:
         """`[..]` to `[.., K]`: what enters the first layer for these tokens, embedding scale included."""
         embedded = self.model.get_input_embeddings()(tokens)
         return embedded if self.embedding_scale == 1.0 else embedded * self.embedding_scale
-
-
-def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
-    for module in decoder.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise TercelError(
-        f"found no list of {count} decoder layers in {type(decoder).__name__}; its features cannot be captured"
-    )
-
-
-def _attention_windows(config: Any) -> dict[str, int | None]:
-    """Kinds of attention layers and their windows (None: unlimited), as the model's masks are keyed."""
-    window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if not kinds:  # older configurations: one window for all layers
-        return {"full_attention": window}
-    return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}

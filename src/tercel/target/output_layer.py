@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tercel.errors import TercelError
+from tercel.target.structure import decoder_of
 
 PROBE_TOKENS = 6
 
@@ -47,7 +48,7 @@ class OutputLayer:
         """Find the form that reproduces `model`'s logits; raises `TercelError` if none known does."""
         linear = model.get_output_embeddings()
         tokens = probe_tokens(model)
-        hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        hidden = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state
         truth = model(input_ids=tokens, use_cache=False).logits.float()
         config = model.config.get_text_config()
         scales = [1.0]
@@ -84,7 +85,7 @@ def embedding_scale(model: PreTrainedModel, first_layer: nn.Module) -> float:
     hook = first_layer.register_forward_pre_hook(_keep_input(entered), with_kwargs=True)
     tokens = probe_tokens(model)
     try:
-        model.get_decoder()(input_ids=tokens, use_cache=False)
+        decoder_of(model)(input_ids=tokens, use_cache=False)
     finally:
         hook.remove()
     plain = model.get_input_embeddings()(tokens).float()
