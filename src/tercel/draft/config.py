@@ -8,6 +8,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from tercel.errors import TercelError
+from tercel.target.experts import has_experts
+from tercel.target.rope import depends_on_length
 
 _SIZES = (
     "hidden_size",
@@ -20,6 +22,7 @@ _SIZES = (
     "draft_vocab_size",
     "max_position_embeddings",
 )
+_DENSE_WIDTHS = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 _FLAGS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "attention_bias", "own_embeddings")
 
 
@@ -124,16 +127,24 @@ class HeadConfig:
         fc_norm: bool = False,
         norm_output: bool = False,
     ) -> HeadConfig:
-        """The head of the target's own shape: same width, heads, MLP, RoPE and norm epsilon."""
+        """The head of the target's own shape: same width, heads, MLP, RoPE and norm epsilon.
+
+        Raises `TercelError` for a target without attention, whose shape gives a head none.
+        """
         config = target.get_text_config()
-        heads = config.num_attention_heads
+        heads = getattr(config, "num_attention_heads", None)
         hidden = config.hidden_size
+        if not heads:
+            raise TercelError(
+                f"a {config.model_type} model has no attention heads, so that a draft head has no shape to take; "
+                "heads for such targets are not supported"
+            )
         return cls(
             hidden_size=hidden,
             target_hidden_size=hidden,
             intermediate_size=_mlp_size(config),
             num_attention_heads=heads,
-            num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+            num_key_value_heads=_first(config, ("num_key_value_heads", "num_kv_heads")) or heads,
             head_dim=getattr(config, "head_dim", None) or hidden // heads,
             vocab_size=vocab_size,
             draft_vocab_size=draft_vocab_size,
@@ -176,17 +187,40 @@ def _check_rope(parameters: object) -> None:
 
 
 def _mlp_size(config: PreTrainedConfig) -> int:
-    size = config.intermediate_size
-    return int(size[0] if isinstance(size, list | tuple) else size)
+    """The width of the target's dense MLP, by whichever name it goes; four times the hidden size where it names none.
+
+    An expert is narrower or wider than any dense MLP would be. Models with experts of a width of its own name
+    (`moe_intermediate_size`, or `intermediate_size_mlp` beside it) keep `intermediate_size` for dense layers; in all
+    others it is an expert's, and passed over.
+    """
+    names: tuple[str, ...] = _DENSE_WIDTHS
+    if has_experts(config) and getattr(config, "moe_intermediate_size", None) is None:
+        names = ("intermediate_size_mlp",)
+    size = _first(config, names)
+    return size or 4 * config.hidden_size
+
+
+def _first(config: PreTrainedConfig, names: tuple[str, ...]) -> int | None:
+    """The first of these settings that the configuration has; of a list, with one for each layer, its first."""
+    for name in names:
+        value = getattr(config, name, None)
+        value = value[0] if isinstance(value, list | tuple) and value else value
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
 
 
 def _rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
-    """The target's RoPE base and scaling; where kinds of layers differ (Gemma 3), full attention's."""
+    """The target's RoPE base and scaling; where kinds of layers differ (Gemma 3), full attention's.
+
+    Of kinds that depend on the length of the sequence (`longrope`, dynamic NTK) the base alone: the head keeps its
+    entries when a sequence grows, so it needs one set of frequencies, the same in training, here and in every engine.
+    """
     parameters = getattr(config, "rope_parameters", None) or {}
     if "full_attention" in parameters:
         parameters = parameters["full_attention"]
     # a head always rotates its whole head size, whatever part of it the target rotates
     kept = {k: v for k, v in parameters.items() if k != "partial_rotary_factor"}
-    if kept.get("rope_type") == "longrope" and parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        kept = {"rope_theta": kept["rope_theta"]}  # its factors are for the rotated part's frequencies only
+    if depends_on_length(kept):
+        kept = {"rope_theta": kept["rope_theta"]}
     return {"rope_type": "default", "rope_theta": 10000.0, **kept}

@@ -36,10 +36,11 @@ class RMSNorm(nn.Module):
 
 
 class Rotary(LlamaRotaryEmbedding):
-    """Keeps its frequencies in float32 whatever the head is cast to.
+    """One set of frequencies, in float32 whatever the head is cast to.
 
     Rounded to bfloat16 they are off by radians some hundred tokens into a text, and a head trained so fits no
-    engine.
+    engine. Types that follow the length of a sequence (`longrope`, dynamic NTK; heads made elsewhere may name them)
+    stay at those of short sequences, in training as in decoding: entries made earlier are kept when a text grows.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
@@ -63,9 +64,10 @@ class Rotary(LlamaRotaryEmbedding):
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """`[..]` to two of `[.., 1, D]`, made in float32."""
-        cos, sin = self(torch.empty(0, device=positions.device, dtype=dtype), positions.reshape(1, -1))
-        shape = (*positions.shape, 1, cos.shape[-1])
-        return cos.view(shape), sin.view(shape)
+        angles = positions[..., None, None].float() * self.inv_freq.to(positions.device)
+        angles = torch.cat([angles, angles], -1)
+        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+        return cos.to(dtype), sin.to(dtype)
 
 
 class Attention(nn.Module):

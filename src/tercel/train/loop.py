@@ -103,7 +103,7 @@ class _Run:
     ) -> None:
         self.target, self.config, self.folder, self.watcher = target, config, folder, watcher
         self.origins = origins
-        chats = usable(chats, config.max_length, target.vocab_size)
+        chats = usable(chats, min(config.max_length, target.context_length), target.vocab_size)
         self.data: Split = split(chats, config.eval_share)
         counts = supervised_counts(self.data.train, target.vocab_size)
         origin = read_head(resolve_head(config.start_from, config.start_from)) if config.start_from else None
