@@ -205,8 +205,8 @@ def test_verify_and_its_exit_code(tmp_path: Path, world: World, monkeypatch: pyt
     import tercel.decode.loop as loop
     from tercel.decode.verify import Verdict, verify
 
-    def faulty(tree, *rest):  # type: ignore[no-untyped-def]
-        verdict = verify(tree, *rest)
+    def faulty(tree, *rest, **more):  # type: ignore[no-untyped-def]
+        verdict = verify(tree, *rest, **more)
         return verdict if len(tree) == 1 else Verdict(verdict.path, verdict.accepted, (verdict.bonus + 1) % 100)
 
     monkeypatch.setattr(loop, "verify", faulty)
