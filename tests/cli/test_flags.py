@@ -22,12 +22,12 @@ def test_training_flags_are_the_settings_of_training() -> None:
 
 
 def test_sampling_flags_are_the_settings_of_sampling() -> None:
-    assert SamplingOptions().params() == SamplingParams()
+    assert SamplingOptions().asked().params == SamplingParams()
     ours = SamplingOptions(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=3, stop=["a", "b"], logit_bias=["4=-1"])
     expected = SamplingParams(
         temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=3, stop=("a", "b"), logit_bias={4: -1.0}
     )
-    assert ours.params() == expected
+    assert ours.asked().params == expected
 
 
 def test_draft_flags_are_the_shape_of_the_tree() -> None:

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from tercel.decode.eagle3 import Eagle3, TreeShape
 from tercel.decode.engine import Engine
-from tercel.decode.generation_config import adopt, sampling_for
+from tercel.decode.generation_config import Adopted, Asked, described, sampling_for
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
@@ -52,6 +52,10 @@ def asking(target: Target, *, ends: Any = IM_END, **values: Any) -> Iterator[Non
         yield
     finally:
         target.model.generation_config = own
+
+
+def adopt(target: Target, *, sample: bool = False, generation_config: bool = True) -> Adopted:
+    return Asked({}, sample, generation_config).of(target)
 
 
 def stock(prompt: tuple[int, ...], **how: Any) -> tuple[int, ...]:
@@ -131,6 +135,10 @@ def test_what_is_given_wins_and_nothing_is_drawn_unasked():
             sampling_for(target(), sample=True, temperature=0.0)
     with asking(target(), temperature=0.0, top_k=0):  # as some write for greedy
         assert sampling_for(target(), sample=True).temperature == 1.0
+    with asking(target(), repetition_penalty=1.5, suppress_tokens=[5]):
+        assert described(sampling_for(target(), seed=3, stop=("x",))) == (
+            "repetition_penalty=1.5, stop=('x',), suppress_tokens=(5,), eos_token_ids=(3,)"
+        )
     with asking(target(), sequence_bias=[[[5], 1.0], [[6], 1.0], [[5, 6], 1.0]]):
         params = sampling_for(target(), logit_bias={5: -1.0})
         assert params.rules.sequence_bias == (((6,), 1.0), ((5, 6), 1.0))

@@ -55,7 +55,8 @@ class Responder(Protocol):
 class RegenerateSettings:
     """What the answers depend on; a file begun with other settings is not continued.
 
-    `context`: the most prompt tokens of a request, i.e. the context length less room for the answer.
+    `context`: the most prompt tokens of a request, i.e. the context length less room for the answer. `sampling`: what
+    else decides which tokens are taken, in words.
     """
 
     target: str
@@ -63,6 +64,7 @@ class RegenerateSettings:
     seed: int
     max_new_tokens: int
     context: int
+    sampling: str = ""
 
 
 @dataclass(frozen=True)

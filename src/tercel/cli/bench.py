@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,13 +12,25 @@ import typer
 
 from tercel.cli.consoles import counting_bar, result_console
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_head, open_target, tree_shape
-from tercel.cli.options import DataDirs, DraftOptions, HeadName, JsonFile, ModelOptions, TargetName, TaskList
+from tercel.cli.models import open_head, open_sampling, open_target, say_where_drafts_ended, tree_shape
+from tercel.cli.options import (
+    DataDirs,
+    DraftOptions,
+    FollowConfig,
+    HeadName,
+    JsonFile,
+    ModelOptions,
+    Sample,
+    TargetName,
+    TaskList,
+    Temperature,
+)
 from tercel.cli.paths import user_path
 from tercel.errors import TercelError
 from tercel.files import write_json
 
 if TYPE_CHECKING:
+    from tercel.decode.proposer import Proposer
     from tercel.decode.sampling import SamplingParams
     from tercel.draft import DraftModel
     from tercel.measure.acceptance import NAlpha
@@ -41,7 +53,8 @@ def command(
     data_dir: DataDirs = None,
     methods: Annotated[str, typer.Option(help="What is compared; vanilla is always needed.")] = ",".join(METHODS),
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Temperature = None,
+    sample: Sample = False,
     seed: Annotated[int, typer.Option(help="Makes sampling repeatable.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="How often every question is asked.")] = 1,
     n_alpha: Annotated[
@@ -55,25 +68,29 @@ def command(
         Path | None,
         typer.Option(metavar="FILE.png", parser=user_path, help="Draw the result there.", show_default=False),
     ] = None,
+    generation_config: FollowConfig = True,
 ) -> None:
     """Measure speed and acceptance on tasks, with 95 % intervals."""
     names = parse_methods(methods)
     if record and "eagle3" not in names:
         raise TercelError("--record needs eagle3 among --methods: there is no head's result to keep")
-    from tercel.decode.sampling import SamplingParams
+    from tercel.decode.generation_config import Asked
     from tercel.measure.bench import BenchSettings
     from tercel.measure.report import bench_table, check_drawing, plot_bench
     from tercel.measure.tasks import parse_tasks
 
     if plot is not None:
         check_drawing()
-    params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)
+    given = {"temperature": temperature, "seed": seed, "max_new_tokens": max_new_tokens}
+    wanted = Asked(given, sample, generation_config)
     asked = parse_tasks(tasks, tuple(data_dir or ()))
     loaded = open_target(target, model)
+    params = open_sampling(wanted, loaded)
     drafting = "eagle3" in names or n_alpha > 0
     draft_model = open_head(head, loaded, draft) if drafting else None
     settings = BenchSettings(params, repeats, str(draft_model.path) if draft_model is not None else None)
-    report = run_with_bar(loaded, make_methods(names, loaded, draft_model, draft), asked, settings)
+    compared = make_methods(names, loaded, draft_model, draft)
+    report = run_with_bar(loaded, compared, asked, settings)
     if n_alpha and draft_model is not None:
         report = replace(report, n_alpha=measure_n_alpha(loaded, draft_model, asked, params, n_alpha))
     try:  # files first: a screen may fail
@@ -88,6 +105,7 @@ def command(
         console.print(bench_table(report))
         for line in notes(report):
             console.print_line(line)
+        say_where_drafts_ended(*proposers_of(compared))
 
 
 def parse_methods(text: str) -> tuple[str, ...]:
@@ -120,6 +138,14 @@ def make_methods(
         elif model is not None:
             methods[name] = EngineMethod(Engine(target, Eagle3(model, target, tree_shape(options, target.device))))
     return methods
+
+
+def proposers_of(methods: Mapping[str, Method]) -> list[Proposer]:
+    from tercel.decode.engine import Engine
+    from tercel.measure.methods import EngineMethod
+
+    engines = [method.engine for method in methods.values() if isinstance(method, EngineMethod)]
+    return [engine.proposer for engine in engines if isinstance(engine, Engine)]
 
 
 def keep_with_head(report: BenchReport, model: DraftModel, options: DraftOptions, target: Target) -> None:

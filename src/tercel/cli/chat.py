@@ -12,7 +12,7 @@ from rich.text import Text
 from tercel.cli.answer import LEGEND, rate_line, stream_answer
 from tercel.cli.consoles import OutputClosed, PlainConsole, result_console
 from tercel.cli.groups import with_groups
-from tercel.cli.models import check_prompt, open_proposer, open_target
+from tercel.cli.models import open_proposer, open_sampling, open_target, say_where_drafts_ended
 from tercel.cli.options import DraftOptions, HeadName, ModelOptions, SamplingOptions, TargetName
 from tercel.errors import TercelError
 
@@ -38,12 +38,13 @@ def command(
 
     As with `generate`, control characters in an answer are shown on a terminal and go into a pipe as they are.
     """
-    params = sampling.params()
+    asked = sampling.asked()
     loaded = open_target(target, model)
     if not loaded.tokenizer.chat_template:
         raise TercelError(f"{target} has no chat template; `tercel generate --raw` goes on with a text")
     from tercel.decode.engine import Engine
 
+    params = open_sampling(asked, loaded)
     engine = Engine(loaded, open_proposer(head, loaded, draft))
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # bytes that are no text are the user's slip, and not the end
@@ -52,6 +53,7 @@ def command(
     if show:
         console.print(LEGEND)
     Conversation(engine, params, console, system, show).talk()
+    say_where_drafts_ended(engine.proposer)
 
 
 class Conversation:
@@ -109,7 +111,6 @@ class Conversation:
                 f"the conversation has grown to {len(prompt)} tokens, but {target.source.name} takes "
                 f"{target.context_length} with the answer; /reset starts a new one"
             )
-        check_prompt(self._engine.proposer, target, len(prompt), self._params.max_new_tokens)
         shown = stream_answer(self._engine, Request(prompt, self._params), self._console, colours=self._show)
         if self._show:
             self._console.print_line(rate_line(shown), "dim")

@@ -19,7 +19,7 @@ from tercel.cli.answer import LEGEND, ColouredText
 from tercel.cli.bench import make_methods, notes, run_with_bar
 from tercel.cli.consoles import PlainConsole, result_console
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_head, open_target, tree_shape
+from tercel.cli.models import open_head, open_sampling, open_target, tree_shape
 from tercel.cli.options import DraftOptions, HeadName, ModelOptions
 from tercel.cli.paths import tercel_command, user_name, user_path
 from tercel.cli.plain import visible
@@ -53,7 +53,7 @@ def command(
     """Stream answers with and without drafts, measure both, and write what came out."""
     from tercel.decode.eagle3 import Eagle3
     from tercel.decode.engine import Engine
-    from tercel.decode.sampling import SamplingParams
+    from tercel.decode.generation_config import Asked
     from tercel.decode.types import Request
     from tercel.decode.vanilla import Vanilla
     from tercel.measure.bench import BenchSettings
@@ -63,7 +63,7 @@ def command(
     console = result_console(record=True)
     loaded = open_target(target, model)
     draft_model = open_head(head, loaded, draft)
-    params = SamplingParams(max_new_tokens=max_new_tokens)
+    params = open_sampling(Asked({"max_new_tokens": max_new_tokens}), loaded)
     engines = {
         "token by token": Engine(loaded, Vanilla()),
         "EAGLE-3": Engine(loaded, Eagle3(draft_model, loaded, tree_shape(draft, loaded.device))),

@@ -11,7 +11,7 @@ import typer
 from tercel.cli.answer import LEGEND, as_json, rate_line, stream_answer
 from tercel.cli.consoles import result_console
 from tercel.cli.groups import with_groups
-from tercel.cli.models import check_prompt, open_proposer, open_target
+from tercel.cli.models import open_proposer, open_sampling, open_target, say_where_drafts_ended
 from tercel.cli.options import DraftOptions, HeadName, JsonFile, ModelOptions, SamplingOptions, TargetName
 from tercel.cli.paths import user_path
 from tercel.errors import TercelError
@@ -53,12 +53,12 @@ def command(
     The text is the model's own, tabs and line ends included, and one line end. On a terminal its control characters
     are shown (as ␛) and not sent; into a pipe or a file they go as they are.
     """
-    params = sampling.params()
+    asked = sampling.asked()
     text = read_prompt(prompt, prompt_file)
     loaded = open_target(target, model)
     ids = prompt_tokens(loaded.tokenizer, text, system, raw)
+    params = open_sampling(asked, loaded)
     proposer = open_proposer(head, loaded, draft)
-    check_prompt(proposer, loaded, len(ids), params.max_new_tokens)
     from tercel.decode.engine import Engine
     from tercel.decode.types import Request
 
@@ -70,6 +70,7 @@ def command(
         write_json(json_file, as_json(shown))
     if show:
         console.print_line(rate_line(shown), "dim")
+    say_where_drafts_ended(proposer)
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tercel.cli.consoles import fetching_bar, working
+from tercel.cli.consoles import fetching_bar, say, working
 from tercel.cli.options import DraftKind, DraftOptions, ModelOptions
 from tercel.errors import TercelError
 
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     import torch
 
     from tercel.decode.eagle3 import TreeShape
+    from tercel.decode.generation_config import Asked
     from tercel.decode.proposer import Proposer
+    from tercel.decode.sampling import SamplingParams
     from tercel.draft import DraftModel
     from tercel.target.model import Target
 
@@ -90,10 +92,22 @@ def fast_dtype(device: torch.device) -> str:
     return "bfloat16" if able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16") else "float32"
 
 
-def check_prompt(proposer: Proposer, target: Target, prompt_tokens: int, max_new_tokens: int) -> None:
-    """Raises `TercelError` if an answer could outgrow the positions that the draft head allows."""
-    from tercel.decode.compat import check_room
+def open_sampling(asked: Asked, target: Target) -> SamplingParams:
+    """What is asked for and what the target's generation config asks for; says what came of that.
+
+    Raises `TercelError` for a config that means nothing.
+    """
+    adopted = asked.of(target)
+    for note in adopted.notes:
+        say(f"note: {note}")
+    return adopted.params
+
+
+def say_where_drafts_ended(*proposers: Proposer) -> None:
+    """A line if a head had too few positions for an answer."""
     from tercel.decode.eagle3 import Eagle3
 
-    if isinstance(proposer, Eagle3):
-        check_room(proposer.draft, target, prompt_tokens, max_new_tokens)
+    for proposer in proposers:
+        if isinstance(proposer, Eagle3) and proposer.limited:
+            say(f"note: the draft head has {proposer.positions:,} positions; past them the text went on without drafts")
+            return

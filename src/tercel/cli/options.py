@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -13,7 +13,7 @@ from tercel.cli.paths import user_name, user_names, user_path
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:
-    from tercel.decode.sampling import SamplingParams
+    from tercel.decode.generation_config import Asked
 
 _MODEL, _SAMPLING, _DRAFT = "Model", "Sampling", "Draft"
 
@@ -167,6 +167,29 @@ class DraftOptions:
     ] = False
 
 
+def _asked_or_configured(meaning: str) -> Any:
+    return typer.Option(help=meaning, show_default="the model's generation config", rich_help_panel=_SAMPLING)
+
+
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy.", show_default="0", rich_help_panel=_SAMPLING)]
+Sample = Annotated[
+    bool,
+    typer.Option(
+        "--sample",
+        help="Draw tokens with the values of the model's generation config, where none are given.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+FollowConfig = Annotated[
+    bool,
+    typer.Option(
+        "--generation-config/--no-generation-config",
+        help="Follow the model's generation config: penalties, forbidden tokens, lengths.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class SamplingOptions:
     """How tokens are picked and where an answer ends."""
@@ -174,11 +197,12 @@ class SamplingOptions:
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of an answer at most.", rich_help_panel=_SAMPLING)
     ] = 256
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = 0.0
-    top_k: Annotated[int, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0
-    top_p: Annotated[float, typer.Option(help="1 is off.", rich_help_panel=_SAMPLING)] = 1.0
-    min_p: Annotated[float, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0.0
-    repetition_penalty: Annotated[float, typer.Option(help="1 is off.", rich_help_panel=_SAMPLING)] = 1.0
+    temperature: Temperature = None
+    sample: Sample = False
+    top_k: Annotated[int | None, _asked_or_configured("0 is off.")] = None
+    top_p: Annotated[float | None, _asked_or_configured("1 is off.")] = None
+    min_p: Annotated[float | None, _asked_or_configured("0 is off.")] = None
+    repetition_penalty: Annotated[float | None, _asked_or_configured("1 is off.")] = None
     presence_penalty: Annotated[float, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0.0
     frequency_penalty: Annotated[float, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0.0
     logit_bias: Annotated[
@@ -203,24 +227,15 @@ class SamplingOptions:
             rich_help_panel=_SAMPLING,
         ),
     ] = None
+    generation_config: FollowConfig = True
 
-    def params(self) -> SamplingParams:
+    def asked(self) -> Asked:
         """Raises `TercelError` for a value outside its range."""
-        from tercel.decode.sampling import SamplingParams
+        from tercel.decode.generation_config import Asked
 
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=parse_logit_bias(self.logit_bias or ()),
-            seed=self.seed,
-            max_new_tokens=self.max_new_tokens,
-            stop=tuple(self.stop or ()),
-        )
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sample", "generation_config")}
+        read = {"logit_bias": parse_logit_bias(self.logit_bias or ()), "stop": tuple(self.stop) if self.stop else None}
+        return Asked({**given, **read}, self.sample, self.generation_config)
 
 
 def parse_logit_bias(pairs: list[str] | tuple[str, ...]) -> dict[int, float]:

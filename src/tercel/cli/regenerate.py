@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from tercel.cli.consoles import PlainConsole, result_console, text_column
 from tercel.cli.data import Source
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_proposer, open_target
-from tercel.cli.options import DraftKind, DraftOptions, ModelOptions
+from tercel.cli.models import open_proposer, open_sampling, open_target, say_where_drafts_ended
+from tercel.cli.options import DraftKind, DraftOptions, FollowConfig, ModelOptions, Sample, Temperature
 from tercel.cli.paths import user_name, user_path
 from tercel.errors import TercelError
 from tercel.heads import shipped
@@ -38,19 +38,22 @@ def command(
             show_default="the target's shipped one, or no drafts",
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Temperature = None,
+    sample: Sample = False,
     seed: Annotated[int, typer.Option(help="Makes sampled answers repeatable.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
     in_flight: Annotated[int, typer.Option(min=1, help="Conversations answered at a time.")] = 32,
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many prompts.")] = None,
+    generation_config: FollowConfig = True,
 ) -> None:
     """Let the target answer every user turn; the same command again goes on where a stopped one left off."""
     from tercel.chat import RegenerateSettings, read_conversations, regenerate
     from tercel.decode.engine import Engine
+    from tercel.decode.generation_config import Asked, described
     from tercel.decode.responder import EngineResponder
-    from tercel.decode.sampling import SamplingParams
 
-    params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)
+    given = {"temperature": temperature, "seed": seed, "max_new_tokens": max_new_tokens}
+    asked = Asked(given, sample, generation_config)
     if out.exists():
         raise TercelError(f"{out} exists already; remove it or choose another name")
     notes: list[str] = []
@@ -63,15 +66,16 @@ def command(
         )
     drafting = head is not None or shipped(target) is not None
     kind = draft if drafting else DraftOptions(draft=DraftKind.none)
-    responder = EngineResponder(
-        Engine(loaded, open_proposer(head, loaded, kind), slots=min(in_flight, len(conversations))), params
-    )
+    params = open_sampling(asked, loaded)
+    engine = Engine(loaded, open_proposer(head, loaded, kind), slots=min(in_flight, len(conversations)))
+    responder = EngineResponder(engine, params)
     settings = RegenerateSettings(
         target=loaded.fingerprint,
-        temperature=temperature,
+        temperature=params.temperature,
         seed=seed,
         max_new_tokens=max_new_tokens,
         context=loaded.context_length - max_new_tokens,
+        sampling=described(params),
     )
     console = result_console(out)
     for note in notes:
@@ -93,6 +97,7 @@ def command(
             ) from None
     for line in report_lines(report, out):
         console.print_line(line)
+    say_where_drafts_ended(engine.proposer)
 
 
 class AnswerProgress(Progress):

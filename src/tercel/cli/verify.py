@@ -11,8 +11,17 @@ from rich.table import Table
 
 from tercel.cli.consoles import PlainConsole, counting_bar, result_console
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_head, open_target, tree_shape
-from tercel.cli.options import DataDirs, DraftOptions, HeadName, JsonFile, ModelOptions, TargetName, TaskList
+from tercel.cli.models import open_head, open_sampling, open_target, say_where_drafts_ended, tree_shape
+from tercel.cli.options import (
+    DataDirs,
+    DraftOptions,
+    FollowConfig,
+    HeadName,
+    JsonFile,
+    ModelOptions,
+    TargetName,
+    TaskList,
+)
 from tercel.errors import TercelError
 from tercel.files import write_json
 
@@ -45,6 +54,7 @@ def command(
     slots: Annotated[int, typer.Option(min=1, help="Requests decoded at a time.")] = 1,
     seed: Annotated[int, typer.Option(help="Makes the samples repeatable.")] = 0,
     json_file: JsonFile = None,
+    generation_config: FollowConfig = True,
 ) -> None:
     """Compare drafted text with token-by-token decoding and with the target's own distribution.
 
@@ -55,24 +65,27 @@ def command(
         raise TercelError(f"the sampled check needs a --temperature above 0, not {temperature}")
     from tercel.decode.eagle3 import Eagle3
     from tercel.decode.engine import Engine
-    from tercel.decode.sampling import SamplingParams
+    from tercel.decode.generation_config import Asked
     from tercel.decode.vanilla import Vanilla
     from tercel.measure.lossless import VerifyReport, check_greedy, check_sampled
     from tercel.measure.tasks import first_prompts, parse_tasks
 
+    given = {"temperature": temperature, "seed": seed, "max_new_tokens": sampled_tokens}
+    drawn = Asked(given, generation_config=generation_config)
+    plain = Asked({"temperature": 0.0, "max_new_tokens": max_new_tokens}, generation_config=generation_config)
     asked = parse_tasks(tasks, tuple(data_dir or ()))
     loaded = open_target(target, model, exact=True)
+    params = open_sampling(plain if check is Check.greedy else drawn, loaded)
     draft_model = open_head(head, loaded, draft)
     drafted = Engine(loaded, Eagle3(draft_model, loaded, tree_shape(draft, loaded.device)), slots=slots)
     vanilla = Engine(loaded, Vanilla(), slots=slots)
     prompts = [p for p in first_prompts(loaded.tokenizer, asked) if len(p.tokens) < loaded.context_length]
     greedy = sampled = None
     if check is not Check.sampled:
-        params = SamplingParams(max_new_tokens=max_new_tokens)
+        best = plain.of(loaded).params
         with counting_bar("greedy text") as bar:
-            greedy = check_greedy(loaded, drafted, vanilla, prompts, params, lambda done, total: bar(done, total, ""))
+            greedy = check_greedy(loaded, drafted, vanilla, prompts, best, lambda done, total: bar(done, total, ""))
     if check is not Check.greedy:
-        params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=sampled_tokens)
         few = prompts[:sampled_prompts]
         with counting_bar("sampled text") as bar:
             sampled = check_sampled(
@@ -90,6 +103,7 @@ def command(
             write_json(json_file, report.to_json())
     finally:
         print_report(result_console(json_file), report)
+        say_where_drafts_ended(drafted.proposer)
     if not report.ok:
         raise typer.Exit(1)
 

@@ -76,17 +76,3 @@ def check_fits(model: DraftModel, target: Target, *, force: bool = False) -> Non
             f"{where} was trained for {identity.name}, whose weights or settings are not those of {name}; acceptance "
             "may be poor, so give the right target, or --force-head to take it all the same"
         )
-
-
-def check_room(model: DraftModel, target: Target, prompt_tokens: int, max_new_tokens: int) -> None:
-    """Compare the longest sequence a request can reach with the positions the head knows.
-
-    Raises `TercelError` if the head's limit comes before the target's.
-    """
-    longest = min(prompt_tokens + max_new_tokens, target.context_length)
-    limit = model.head.config.max_position_embeddings
-    if longest > limit:
-        raise TercelError(
-            f"a prompt of {prompt_tokens} tokens with up to {max_new_tokens} new ones exceeds the {limit} "
-            "positions that the draft head allows; shorten it, lower --max-new-tokens, or use --draft none"
-        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 from tercel.decode.rules import TokenRules
@@ -50,33 +51,64 @@ class Adopted:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What somebody asks for, judged before a target is loaded.
+
+    given: fields of `SamplingParams`; None counts as not given. sample: draw tokens, with the generation config's
+    values where none are given. generation_config: False leaves the config out.
+
+    Raises `TercelError` for a value outside its range.
+    """
+
+    given: Mapping[str, Any]
+    sample: bool = False
+    generation_config: bool = True
+
+    def __post_init__(self) -> None:
+        params = self.params  # made here, so that a wrong value is told before anything is loaded
+        if self.sample and "temperature" in self.values and params.greedy:
+            raise TercelError("temperature 0 is greedy, but sampling is asked for; give one of the two")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {name: value for name, value in self.given.items() if value is not None}
+
+    @cached_property
+    def params(self) -> SamplingParams:
+        """What is given alone."""
+        return SamplingParams(**self.values)
+
+    def of(self, target: Target) -> Adopted:
+        """With what the target asks for. Raises `TercelError` for a config that means nothing."""
+        params, wishes = self.params, _Wishes.of(target) if self.generation_config else _Wishes()
+        drawn = {"temperature": 1.0, **wishes.sampling} if self.sample or not params.greedy else {}
+        asked = {**wishes.values, **drawn}
+        taken = {name: value for name, value in asked.items() if name not in self.values}
+        free = (pair for pair in wishes.rules.sequence_bias if len(pair[0]) > 1 or pair[0][0] not in params.logit_bias)
+        rules = replace(wishes.rules, sequence_bias=tuple(free), eos_token_ids=target.eos_token_ids)
+        params = replace(params, rules=rules, **taken)
+        return Adopted(params, _notes(target, wishes, params, taken, chosen="temperature" in self.values))
+
+
 def sampling_for(
     target: Target, *, sample: bool = False, generation_config: bool = True, **given: Any
 ) -> SamplingParams:
-    """The parameters that `given` (fields of `SamplingParams`; None counts as not given) and the target's generation
-    config make together.
-
-    sample: draw tokens, with the config's values where none are given. generation_config: False leaves the config out.
-    Raises `TercelError` for a value outside its range, given or in the config.
-    """
-    return adopt(target, sample=sample, generation_config=generation_config, **given).params
+    """The parameters that `given` (fields of `SamplingParams`) and the target's generation config make together; see
+    `Asked`."""
+    return Asked(given, sample, generation_config).of(target).params
 
 
-def adopt(target: Target, *, sample: bool = False, generation_config: bool = True, **given: Any) -> Adopted:
-    """`sampling_for`, with notes on what was taken over and what could not be."""
-    asked = {name: value for name, value in given.items() if value is not None}
-    params = SamplingParams(**asked)  # what was given is judged first, as what it is
-    if sample and "temperature" in asked and params.greedy:
-        raise TercelError("temperature 0 is greedy, but sampling is asked for; give one of the two")
-    wishes = _Wishes.of(target) if generation_config else _Wishes()
-    drawn = {"temperature": 1.0, **wishes.sampling} if sample or not params.greedy else {}
-    taken = {name: value for name, value in {**wishes.values, **drawn}.items() if name not in asked}
-    biased = (
-        (ids, bias) for ids, bias in wishes.rules.sequence_bias if len(ids) > 1 or ids[0] not in params.logit_bias
-    )
-    rules = replace(wishes.rules, sequence_bias=tuple(biased), eos_token_ids=target.eos_token_ids)
-    params = replace(params, rules=rules, **taken)
-    return Adopted(params, _notes(target, wishes, params, taken))
+def described(params: SamplingParams) -> str:
+    """All that the text depends on beyond temperature, seed and length."""
+    apart = ("temperature", "seed", "max_new_tokens", "rules")
+    usual = {name: value for name, value in vars(SamplingParams()).items() if name not in apart}
+    changes = {**_changed(vars(params), usual), **_changed(vars(params.rules), vars(TokenRules()))}
+    return ", ".join(f"{name}={value!r}" for name, value in changes.items())
+
+
+def _changed(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name, value in usual.items() if name in values and values[name] != value}
 
 
 @dataclass(frozen=True)
@@ -153,18 +185,18 @@ def _rules(said: Mapping[str, Any], vocab_size: int) -> TokenRules:
     )
 
 
-def _notes(target: Target, wishes: _Wishes, params: SamplingParams, taken: Mapping[str, Any]) -> tuple[str, ...]:
+def _notes(
+    target: Target, wishes: _Wishes, params: SamplingParams, taken: Mapping[str, Any], *, chosen: bool
+) -> tuple[str, ...]:
+    """chosen: whether it was said that this is to be greedy, or not."""
     config = f"the generation config of {target.source.name}"
     notes = []
-    usual, no_rules = SamplingParams(temperature=1.0), TokenRules()
-    changes = {name: value for name, value in taken.items() if value != getattr(usual, name)}
-    for f in fields(TokenRules):
-        if f.name != "eos_token_ids" and getattr(params.rules, f.name) != getattr(no_rules, f.name):
-            changes[f.name] = getattr(params.rules, f.name)
+    rules = vars(replace(params.rules, eos_token_ids=()))
+    changes = {**_changed(taken, vars(SamplingParams(temperature=1.0))), **_changed(rules, vars(TokenRules()))}
     if changes:
         listed = ", ".join(f"{name}={_short(value)}" for name, value in changes.items())
         notes.append(f"as {config} asks: {listed}; --no-generation-config leaves that out")
-    if wishes.draws and params.greedy:
+    if wishes.draws and params.greedy and not chosen:
         how = ", ".join(f"{name}={value}" for name, value in wishes.sampling.items()) or "temperature=1.0"
         notes.append(f"{config} would draw tokens ({how}); this is greedy, and --sample draws as it says")
     beyond = [what for what, only_drawn in wishes.beyond if not (only_drawn and params.greedy)]
