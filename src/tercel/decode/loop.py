@@ -136,7 +136,7 @@ class DecodingLoop:
             tree, scores = proposal.tree, scores[: len(proposal.tree)]
             how = (row.params, row.history, row.stream)
             if proposal.distributions is None:
-                verdicts.append(verify(tree, scores, *how, best=known if use else None))
+                verdicts.append(verify(tree, scores, *how, known if use else None))
             else:
                 verdicts.append(verify_sampled_drafts(tree, scores, proposal.distributions, *how))
         return verdicts
