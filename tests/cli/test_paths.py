@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -16,6 +17,8 @@ from tercel.cli.groups import with_groups
 from tercel.cli.paths import tercel_command, user_name, user_names, user_path
 from tercel.cli.train import next_commands
 from tercel.errors import TercelError
+from tercel.interop.card import head_card
+from tercel.interop.read import read_head
 from tercel.target.model import Target
 
 from .conftest import RECIPE, World
@@ -119,6 +122,11 @@ def test_printed_commands_are_commands(tmp_path: Path, world: World) -> None:
     target, head = "my models/llama", "a head; rm x"
     for line in next_commands(target, head):
         assert shlex.split(line)[2:4] == [target, head]
+    model = read_head(Path(world.head))
+    assert model.info.target is not None
+    named = replace(model, info=replace(model.info, target=replace(model.info.target, name=target)))
+    assert f"tercel bench {shlex.quote(target)} .\n" in head_card(named)
+    assert f"--target {shlex.quote(target)}\n" in head_card(named)
     spaced = Path(shutil.copytree(world.head, tmp_path / "my head"))
     ended = run("serve-command", str(spaced), "--engine", "trtllm", "--target", "owner/name")
     assert f"`tercel export '{spaced}' --to trtllm --out DIR`" in ended.err
