@@ -137,7 +137,7 @@ TENSORS = [
     ({"d2t": torch.zeros(40)}, "d2t holds float32 numbers, not whole offsets"),
     ({"fc.weight": None}, "holds no matrix fc.weight"),
     ({"fc.weight": torch.ones(48)}, "holds no matrix fc.weight"),
-    ({"lm_head.weight": None}, "holds no matrix lm_head.weight: the head would share the target's"),
+    ({"lm_head.weight": torch.ones(40)}, r"lm_head.weight in .* is \[40\], but it must be a matrix"),
     ({"lm_head.weight": torch.ones(39, 16)}, "lm_head.weight in .* has 39 rows, but .* says draft_vocab_size 40"),
     ({"norm.weight": None}, "lacks norm.weight .1 tensors missing in all"),
     ({"midlayer.hidden_norm.weight": torch.ones(5)}, r"hidden_norm.weight in .* is \[5\]"),

@@ -105,6 +105,7 @@ def read_beside(name: str | None, target: Target, layer_ids: LayerIds) -> DraftM
     Raises `TercelError` if there is no such head, its files cannot be read, or it is none of EAGLE-3.
     """
     from tercel.heads import resolve_head
+    from tercel.interop.output_rows import lend_output_layer
     from tercel.interop.read import read_head
 
     path, device, meaning = resolve_head(name, target.source.name), str(target.device), layer_ids.meaning
@@ -112,7 +113,7 @@ def read_beside(name: str | None, target: Target, layer_ids: LayerIds) -> DraftM
         model = read_head(path, dtype=target.dtype, device=device, num_layers=target.num_layers, layer_ids=meaning)
     except TercelError:  # perhaps only because of the target's depth, which is then a finding
         model = read_head(path, dtype=target.dtype, device=device, layer_ids=meaning)
-    return replace(model, head=model.eagle3)
+    return lend_output_layer(replace(model, head=model.eagle3), target)
 
 
 def with_server(report: CheckUp, served: ServingReport) -> CheckUp:

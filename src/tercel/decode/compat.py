@@ -8,6 +8,7 @@ from tercel.draft import DraftModel, Eagle1Head
 from tercel.errors import TercelError
 from tercel.heads import resolve_head
 from tercel.interop.embeddings import share_embeddings
+from tercel.interop.output_rows import lend_output_layer
 from tercel.interop.read import LayerIds, read_head
 from tercel.target.model import Target
 
@@ -30,7 +31,7 @@ def load_draft(
         model = share_embeddings(model, target.embed(torch.arange(target.vocab_size, device=target.device)))
     if isinstance(model.head, Eagle1Head):
         model.head.borrow(target.logits)
-    return model
+    return lend_output_layer(model, target)
 
 
 def check_fits(model: DraftModel, target: Target, *, force: bool = False) -> None:

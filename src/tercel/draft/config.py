@@ -23,7 +23,15 @@ _SIZES = (
     "max_position_embeddings",
 )
 _DENSE_WIDTHS = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
-_FLAGS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "attention_bias", "own_embeddings")
+_FLAGS = (
+    "fc_norm",
+    "norm_output",
+    "norm_before_residual",
+    "norm_before_fc",
+    "attention_bias",
+    "own_embeddings",
+    "own_output",
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,8 @@ class HeadConfig:
     norm_before_fc: one RMSNorm over all captured layers together before `fc` (speculators).
     attention_bias: the attention's projections have biases.
     own_embeddings: the head has token embeddings of its own; so has every head of another width than its target.
+    own_output: the head has an output layer of its own; without one it is the target's, in the rows of the draft
+    vocabulary.
     """
 
     hidden_size: int
@@ -60,6 +70,7 @@ class HeadConfig:
     norm_before_fc: bool = False
     attention_bias: bool = False
     own_embeddings: bool = False
+    own_output: bool = True
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -86,6 +97,11 @@ class HeadConfig:
             raise TercelError("a head norms its features one by one (fc_norm) or together (norm_before_fc), not both")
         if self.hidden_size != self.target_hidden_size and not self.own_embeddings:
             object.__setattr__(self, "own_embeddings", True)  # the target's do not fit
+        if self.hidden_size != self.target_hidden_size and not self.own_output:
+            raise TercelError(
+                f"a head of width {self.hidden_size} cannot share the output layer of a target of width "
+                f"{self.target_hidden_size}; it needs an lm_head of its own"
+            )
         self._check_feature_layers()
 
     def _check_feature_layers(self) -> None:

@@ -19,6 +19,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tercel.draft.config import HeadConfig
+from tercel.errors import TercelError
 
 
 class RMSNorm(nn.Module):
@@ -132,7 +133,8 @@ class Eagle3Head(nn.Module):
             self.input_norm = RMSNorm(width, c.rms_norm_eps)
         self.midlayer = MidLayer(c)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, bias=False)
+        if c.own_output:
+            self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, bias=False)
         if c.own_embeddings:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self.rotary = Rotary.of(c)
@@ -151,11 +153,11 @@ class Eagle3Head(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.lm_head.weight.device
+        return self.fc.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.lm_head.weight.dtype
+        return self.fc.weight.dtype
 
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
@@ -198,7 +200,9 @@ class Eagle3Head(nn.Module):
         return self.norm(output) if self.config.norm_output else output
 
     def logits(self, output: Tensor) -> Tensor:
-        """`[.., H]` to `[.., W]`."""
+        """`[.., H]` to `[.., W]`. Raises `TercelError` for a head that has no output layer and was lent none."""
+        if not self.config.own_output:
+            raise TercelError("the head drafts with its target's output layer; load it together with the target")
         return self.lm_head(self.norm(output))
 
 

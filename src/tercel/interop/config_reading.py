@@ -33,6 +33,9 @@ def read_config(s: Source, notes: Notes, num_layers: int | None, layer_ids: Mean
     vocabulary, drafted = _vocabulary_sizes(s)
     flags = read_flags(s, notes)
     _say_embeddings(s, hidden != wide, notes)
+    if "lm_head.weight" not in s.tensors:
+        rows = "" if drafted == vocabulary else ", in the rows of the draft vocabulary"
+        notes.holds("output layer", f"the target's{rows}", "lm_head.weight is not in the file")
     try:
         config = HeadConfig(
             hidden_size=hidden,
@@ -49,6 +52,7 @@ def read_config(s: Source, notes: Notes, num_layers: int | None, layer_ids: Mean
             rope_parameters=read_rope(s, notes),
             max_position_embeddings=_positions(s, notes),
             own_embeddings="embed_tokens.weight" in s.tensors,
+            own_output="lm_head.weight" in s.tensors,
             **vars(flags),
         )
         return config if num_layers is None else config.placed(num_layers)
@@ -140,12 +144,10 @@ def _layers(
 def _vocabulary_sizes(s: Source) -> tuple[int, int]:
     """The target's vocabulary and the draft's, checked against `lm_head`, `t2d`, `d2t` and the embeddings."""
     output = s.tensors.get("lm_head.weight")
-    if output is None or output.ndim != 2:
-        raise TercelError(
-            f"{s.file} holds no matrix lm_head.weight: the head would share the target's, which tercel's heads do not"
-        )
-    rows = output.shape[0]
+    if output is not None and output.ndim != 2:
+        raise TercelError(f"lm_head.weight in {s.file} is {list(output.shape)}, but it must be a matrix")
     whole = size(s.body, "vocab_size", s.where)
+    rows = size(s.config, "draft_vocab_size", s.where, whole) if output is None else output.shape[0]
     said = s.config.get("draft_vocab_size")
     drafted = size(s.config, "draft_vocab_size", s.where, whole)
     if rows == whole and drafted > whole:
@@ -223,7 +225,7 @@ def say_files(s: Source, left_out: tuple[str, ...], notes: Notes) -> None:
             "the config has a quantization_config, probably the target's, but the weights are plain: remove it, since "
             "engines would look for quantised ones"
         )
-    if s.body.get("tie_word_embeddings") is True:
+    if s.body.get("tie_word_embeddings") is True and "lm_head.weight" in s.tensors:
         notes.doubt(
             "the config says tie_word_embeddings true, so SGLang would take the embeddings for lm_head; the head's own "
             "lm_head is taken here"

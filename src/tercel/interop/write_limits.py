@@ -49,6 +49,11 @@ def check_expressible(
     if engine not in NAMES:
         raise TercelError(f"there is no export for {engine!r}; choose one of {', '.join(NAMES)}")
     who = NAMES[engine]
+    if not c.own_output:
+        raise TercelError(
+            "the head drafts with its target's output layer, and an export holds a head's own; give it that layer with "
+            "`tercel.save_pretrained(tercel.load_draft(HEAD, target), DIR)` in Python, then export DIR"
+        )
     for flag in _LACKS[engine]:
         if c.to_dict()[flag]:
             raise TercelError(f"{who} has no {flag}, which this head was trained with; {_instead(engine, flag)}")

@@ -25,6 +25,7 @@ from tercel.draft import (
 from tercel.errors import TercelError
 from tercel.heads import resolve_head
 from tercel.interop.card import head_card
+from tercel.interop.output_rows import lend_output_layer
 from tercel.interop.read import read_head
 from tercel.target.model import Target, default_feature_layers
 from tercel.train.acceptance import Acceptance, simulate
@@ -106,7 +107,9 @@ class _Run:
         chats = usable(chats, min(config.max_length, target.context_length), target.vocab_size)
         self.data: Split = split(chats, config.eval_share)
         counts = supervised_counts(self.data.train, target.vocab_size)
-        origin = read_head(resolve_head(config.start_from, config.start_from)) if config.start_from else None
+        origin = None
+        if config.start_from:
+            origin = lend_output_layer(read_head(resolve_head(config.start_from, config.start_from)), target)
         self.vocabulary = (
             origin.vocabulary
             if origin is not None
