@@ -2,9 +2,8 @@
 
     python bench/agreement.py TARGET DATA [HEAD]
 
-Prints the acceptance length of greedy chain decoding, of a walk over the simulated hits (start, jump over what was
-accepted, start again: it must be the same number), and of the joint-prefix simulation, which weighs every row alike
-and is higher because decoding starts anew, by construction, right after a draft that failed.
+Prints the acceptance length of greedy chain decoding and the held-out τ of training on the same answers, a walk over
+simulated chains (`tercel.train.acceptance`): they must be the same number.
 """
 
 from __future__ import annotations
@@ -15,32 +14,12 @@ import torch
 
 from tercel import Eagle3, Engine, Request, SamplingParams, Target, TreeShape, load_draft
 from tercel.chat import TokenizedChat, load_chats
-from tercel.draft.alignment import head_position
 from tercel.train.acceptance import simulate
 from tercel.train.batches import split, usable
 from tercel.train.features import FeatureSupply
-from tercel.train.ttt import Batch, Objective, training_time_test
+from tercel.train.ttt import Objective
 
 STEPS, ANSWER, CHATS = 5, 64, 8
-
-
-def walk(draft, batch: Batch, to_draft: torch.Tensor, prompt: int) -> tuple[int, int]:
-    """Tokens after the first and target forwards of a greedy chain over one answer."""
-    result = training_time_test(draft.eagle3, batch, to_draft, Objective(steps=STEPS))
-    length = len(batch.tokens)
-    run = torch.zeros(length, dtype=torch.long)  # accepted drafts if a chain starts at this row
-    alive = torch.ones(length, dtype=torch.bool)
-    for rows, step in zip(result.plan.rows, result.steps, strict=False):
-        hit = torch.zeros(length, dtype=torch.bool)
-        hit[rows] = step.correct
-        alive &= hit
-        run[alive] += 1
-    tokens = forwards = 0
-    root = torch.tensor(prompt)  # position of the last committed token, at first the one prefill gave
-    while root < length - 1:
-        step = min(int(run[head_position(root)]) + 1, length - 1 - int(root))
-        tokens, forwards, root = tokens + step, forwards + 1, root + step
-    return tokens, forwards
 
 
 def main() -> None:
@@ -54,16 +33,13 @@ def main() -> None:
         [Request(p, params) for p in prompts]
     )
     supply = FeatureSupply(target, draft.eagle3, draft.vocabulary)
-    batches, walked = [], [0, 0]
+    batches = []
     for prompt, result in zip(prompts, results, strict=True):
         produced = [False] * len(prompt) + [True] * len(result.tokens)
-        batch = supply.batch([TokenizedChat.of("answer", [*prompt, *result.tokens], produced)])
-        batches.append(batch)
-        for place, count in enumerate(walk(draft, batch, supply.to_draft, len(prompt))):
-            walked[place] += count
+        batches.append(supply.batch([TokenizedChat.of("answer", [*prompt, *result.tokens], produced)]))
     decoded = sum(len(r.tokens) - 1 for r in results) / sum(r.steps for r in results)
-    simulated = simulate(draft.eagle3, batches, supply.to_draft, Objective(steps=STEPS)).tau
-    print(f"decoded {decoded:.4f}, walked {walked[0] / walked[1]:.4f}, joint prefix {simulated:.4f}")
+    walked = simulate(draft.eagle3, batches, supply.to_draft, Objective(steps=STEPS)).tau
+    print(f"decoded {decoded:.4f}, walked {walked:.4f}")
 
 
 if __name__ == "__main__":

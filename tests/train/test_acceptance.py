@@ -1,92 +1,136 @@
-"""The simulated acceptance against chains really drafted, token by token, from the head's own choices."""
+"""The walk over simulated chains against chains really decoded: the same steps, so the same τ and n-α."""
 
 from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
 
 import pytest
 import torch
 
-from tercel.draft import DraftVocabulary
-from tercel.train.acceptance import simulate
+from tercel.decode.eagle3 import Eagle3, TreeShape
+from tercel.decode.engine import Engine
+from tercel.decode.sampling import SamplingParams
+from tercel.decode.types import GenerationResult, Request
+from tercel.draft import DraftModel, DraftVocabulary, HeadInfo
+from tercel.interop.card import held_out_basis
+from tercel.measure.acceptance import count_alpha
+from tercel.train.acceptance import Acceptance, chains_of, simulate
+from tercel.train.batches import TokenizedChat
 from tercel.train.features import FeatureSupply
 from tercel.train.ttt import Objective, training_time_test
+from tests.draft.heads_for_tests import some_vocabulary
 from tests.tiny import VOCAB
-from tests.train.worlds import answered_chats, chat, decode_with_cache, head_for, target_of
+from tests.train.worlds import chat, head_for, random_chat, target_of
 
-STEPS = 3
+DEPTH = 4
 EVERY_ID = DraftVocabulary(torch.arange(4, VOCAB), VOCAB)
+LENGTHS = (24, 1, 17, 2, 40, 30)  # of the answers, at most: an answer of one token has nothing to draft
 
 
-def some_answers(target):
-    """Answers of the target in two turns, with a token in each that it would not have said."""
-    texts = []
-    for one in answered_chats(target, 3, answer=13):
-        tokens, flags = one.tokens.tolist(), one.supervised.tolist()
-        flags[11] = False  # a second turn begins behind it
-        tokens[8] = tokens[15] = 4 + tokens[8] % 100
-        texts.append(chat(tokens, flags))
-    return texts
+@dataclass(frozen=True)
+class Decoded:
+    """Conversations of two turns each, and what decoding their answers with chains of the head took."""
+
+    chats: list[TokenizedChat]
+    results: list[GenerationResult]
+    model: DraftModel
+    supply: FeatureSupply
 
 
-def half_learned(head, supply, chats):
-    """Enough steps on these very chats that some drafts are right and some are not."""
+def talk(target, proposer, params: list[SamplingParams]) -> tuple[list[TokenizedChat], list[GenerationResult]]:
+    """Random questions answered by the target, two to a conversation, the second one behind the first answer."""
+    generator = torch.Generator().manual_seed(5)
+    engine = Engine(target, proposer)
+    chats, results = [], []
+    for first in range(0, len(params), 2):
+        tokens: list[int] = []
+        flags: list[bool] = []
+        for asked in params[first : first + 2]:
+            tokens += torch.randint(4, VOCAB, (6,), generator=generator).tolist()
+            (result,) = engine.generate([Request(tuple(tokens), asked)])
+            flags += [False] * (len(tokens) - len(flags)) + [True] * len(result.tokens)
+            tokens += result.tokens
+            results.append(result)
+        chats.append(chat([*tokens, 3], [*flags, False]))
+    return chats, results
+
+
+def decoded(temperature: float) -> Decoded:
+    """A head that has half learned these very answers drafts some of their tokens right."""
+    target = target_of("llama")
+    params = [
+        SamplingParams(max_new_tokens=n, temperature=temperature, seed=i, ignore_eos=i % 2 == 0)
+        for i, n in enumerate(LENGTHS)
+    ]
+    head = head_for(target, EVERY_ID)
+    model = DraftModel(head, EVERY_ID, HeadInfo(None))
+    supply = FeatureSupply(target, head, EVERY_ID)
+    chats, _ = talk(target, Eagle3(model, target, TreeShape.chain(1)), params)
     optimizer = torch.optim.AdamW(head.parameters(), lr=5e-3)
-    batch, objective = supply.batch(chats), Objective(steps=STEPS, kind="hard")
-    for _ in range(60):
+    batch, objective = supply.batch(chats), Objective(steps=DEPTH, kind="hard", decay=None)
+    for _ in range(50):
         optimizer.zero_grad()
         training_time_test(head, batch, supply.to_draft, objective).loss.backward()
         optimizer.step()
-    return head
+    again, results = talk(target, Eagle3(model, target, TreeShape.chain(DEPTH)), params)
+    assert [c.tokens.tolist() for c in again] == [c.tokens.tolist() for c in chats]
+    return Decoded(chats, results, model, supply)
 
 
-@torch.no_grad()
-def drafted_chain(target, head, features, tokens: list[int]) -> list[int]:
-    """`STEPS` greedy drafts behind `tokens`, each made from the ones before."""
-    drafts: list[int] = []
-    for step in range(STEPS):
-        outputs = decode_with_cache(head, target, features, tokens + drafts, STEPS)
-        drafts.append(int(EVERY_ID.ids[head.logits(outputs[step]).argmax()]))
-    return drafts
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
+def test_the_walk_makes_the_steps_of_decoding(temperature):
+    world = decoded(temperature)
+    head, supply = world.model.eagle3, world.supply
+    batch = supply.batch(world.chats)
+    result = training_time_test(head, batch, supply.to_draft, Objective(steps=DEPTH))
+    walked = [chain.walk() for chain in chains_of(result, batch, supply.to_draft)]
+    assert walked == [list(r.accepted) for r in world.results if r.steps]
+    assert {0, 1, DEPTH} < {accepted for steps in walked for accepted in steps}  # or the test would say little
+    parts = (supply.batch(part) for part in (world.chats[:1], world.chats[1:]))
+    got = simulate(head, parts, supply.to_draft, Objective(steps=DEPTH))
+    steps = sum(r.steps for r in world.results)
+    assert got.steps == steps
+    assert got.tau == sum(len(r.tokens) - 1 for r in world.results) / steps
+    assert got.alpha == count_alpha(world.results, DEPTH).alpha
+    hard = simulate(head, [batch], supply.to_draft, Objective(steps=DEPTH, kind="hard"))
+    assert (hard.tau, hard.alpha) == (got.tau, got.alpha)
 
 
-def test_simulation_equals_chains_really_drafted():
+@pytest.mark.parametrize("average", ["sequence", "token"])
+def test_the_held_out_loss_does_not_hang_on_how_chats_are_packed(average):
     target = target_of("llama")
-    chats = some_answers(target)
+    vocabulary = some_vocabulary(70, 3)  # so that rows are dropped
+    head = head_for(target, vocabulary)
+    supply = FeatureSupply(target, head, vocabulary)
+    chats = [random_chat(9 + 4 * seed, seed) for seed in range(4)]
+    objective = Objective(steps=3, average=average)
+    with torch.no_grad():
+        whole = float(training_time_test(head, supply.batch(chats), supply.to_draft, objective).loss)
+    for cut in (1, 3, 4):
+        parts = [supply.batch(part) for part in (chats[:cut], chats[cut:]) if part]
+        assert simulate(head, parts, supply.to_draft, objective).loss == pytest.approx(whole, rel=1e-6)
+
+
+def test_answers_begin_where_prefill_has_given_the_first_token():
+    """By hand, of a head that always drafts one token: every draft of it is right, every other is wrong."""
+    target = target_of("llama")
     head = head_for(target, EVERY_ID)
+    head.lm_head.weight.data.zero_()  # argmax of equal logits is the first id, 4
     supply = FeatureSupply(target, head, EVERY_ID)
-    half_learned(head, supply, chats)
-    got, by_hard_labels = (
-        simulate(
-            head,
-            (supply.batch(part) for part in (chats[:2], chats[2:])),
-            supply.to_draft,
-            Objective(steps=STEPS, kind=kind),
-        )
-        for kind in ("soft", "hard")
-    )
-    seen, right, rows = [0] * STEPS, [0] * STEPS, 0
-    for one in chats:
-        tokens, flags = one.tokens.tolist(), one.supervised.tolist()
-        own = target.encode(torch.tensor([tokens]))
-        best = target.logits(own.hidden[0]).argmax(-1).tolist()
-        for known in range(2, len(tokens)):  # the head drafts what comes behind the first `known` tokens
-            if not flags[known]:
-                continue
-            rows += 1
-            drafts = drafted_chain(target, head, own.features[0, : known - 1], tokens[:known])
-            for step, draft in enumerate(drafts):
-                at = known + step
-                if at >= len(tokens) or not flags[at]:
-                    break
-                seen[step] += 1
-                if not draft == best[at - 1] == tokens[at]:
-                    break
-                right[step] += 1
-    assert 0 < right[2] < right[1] < right[0] < rows  # or the test would say little
-    assert got.rows == rows
-    assert got.alpha == pytest.approx([r / s for r, s in zip(right, seen, strict=True)])
-    a, b, c = got.alpha
-    assert got.tau == pytest.approx(1 + a + a * b + a * b * c)
-    assert by_hard_labels.alpha == got.alpha
+    texts = [
+        chat([9, 4, 4, 4, 7, 4, 9, 9, 4, 4], [False, True, True, True, True, True, False, False, True, True]),
+        chat([4, 4, 4, 4], [True] * 4),  # as plain text has it: the first row predicts the third token
+        chat([9, 9, 4], [False, False, True]),  # prefill's alone
+    ]
+    batch = supply.batch(texts)
+    result = training_time_test(head, batch, supply.to_draft, Objective(steps=3))
+    chains = chains_of(result, batch, supply.to_draft)
+    assert [chain.runs.tolist() for chain in chains] == [[2, 1, 0, 1], [1], [2, 1]]
+    assert [chain.room.tolist() for chain in chains] == [[3, 3, 2, 1], [1], [2, 1]]
+    assert [chain.walk() for chain in chains] == [[2, 1], [1], [2]]
+    got = simulate(head, [batch], supply.to_draft, Objective(steps=3))
+    assert (got.alpha, got.tau, got.steps) == ((1.0, 2 / 2, 0 / 1), 7 / 4, 4)
 
 
 def test_nothing_to_measure_is_vanilla_decoding():
@@ -95,4 +139,13 @@ def test_nothing_to_measure_is_vanilla_decoding():
     supply = FeatureSupply(target, head, EVERY_ID)
     batch = supply.batch([chat([5, 17, 40], [False] * 3)])
     got = simulate(head, [batch], supply.to_draft, Objective(steps=2))
-    assert (got.alpha, got.tau, got.rows) == ((0.0, 0.0), 1.0, 0)
+    assert (got.alpha, got.tau, got.steps, got.loss) == ((0.0, 0.0), 1.0, 0, 0.0)
+
+
+def test_journals_and_heads_of_earlier_versions_are_read():
+    row = {"alpha": [0.5, 0.25], "tau": 1.625, "rows": 800, "loss": 2.0}
+    assert Acceptance.from_json(row) == Acceptance((0.5, 0.25), 1.625, 0, 2.0)
+    assert held_out_basis(row) == "joint-prefix estimate over 800 rows, some percent above decoding"
+    now = Acceptance((0.5, 0.25), 1.6, 300, 2.0)
+    assert held_out_basis(asdict(now)) == "over the 300 steps that decoding makes on those answers"
+    assert Acceptance.from_json(json.loads(json.dumps(asdict(now)))) == now

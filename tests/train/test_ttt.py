@@ -6,10 +6,12 @@ import dataclasses
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tercel.draft import DraftVocabulary
 from tercel.train.features import FeatureSupply
-from tercel.train.ttt import Batch, Objective, training_time_test
+from tercel.train.ttt import Batch, Extent, Objective, training_time_test
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.tiny import VOCAB
 from tests.train.naive import NaiveHead, naive_ttt
@@ -76,12 +78,45 @@ def test_packing_changes_nothing():
     batch, to_draft = batch_of(target, head, vocabulary, CHATS)
     together = training_time_test(head, batch, to_draft, objective).loss
     alone = sum(
-        training_time_test(
-            head, batch_of(target, head, vocabulary, [one])[0], to_draft, objective, share=1 / len(CHATS)
-        ).loss
+        training_time_test(head, batch_of(target, head, vocabulary, [one])[0], to_draft, objective).loss
         for one in CHATS
     )
-    torch.testing.assert_close(together, alone, rtol=1e-5, atol=0)
+    torch.testing.assert_close(together, alone / len(CHATS), rtol=1e-5, atol=0)
+
+
+@given(
+    split=st.lists(st.integers(0, 3), min_size=7, max_size=7),
+    kind=st.sampled_from(["soft", "hard", "lk"]),
+    oov=st.sampled_from(["drop", "keep"]),
+    average=st.sampled_from(["token", "sequence"]),
+    steps=st.integers(1, 6),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=40, deadline=None)
+def test_micro_batches_add_up_to_one_batch(split, kind, oov, average, steps, seed):
+    """Loss and gradient of chats dealt out at random are those of all of them together: also where a part has no row
+    left at a step, or none that counts."""
+    target, vocabulary = target_of(), some_vocabulary(30, 3)  # most rows are dropped
+    head = head_for(target, vocabulary, seed)
+    chats = [*CHATS, random_chat(15, seed), random_chat(6, seed + 10), chat([5, 6, 7, 8], [False, False, True, False])]
+    objective = Objective(steps=steps, kind=kind, oov=oov, average=average)
+    supply = FeatureSupply(target, head, vocabulary)
+    groups = [[one for one, part in zip(chats, split, strict=True) if part == number] for number in sorted(set(split))]
+    batches = [supply.batch(group) for group in groups]
+    extents = [Extent.of(batch, supply.to_draft, objective) for batch in batches]
+    whole = sum(extents[1:], extents[0])
+    assert whole == Extent.of(supply.batch(chats), supply.to_draft, objective)
+
+    def learned(parts: list[Batch], extent: Extent | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        head.zero_grad()
+        losses = [training_time_test(head, part, supply.to_draft, objective, whole=extent).loss for part in parts]
+        sum(losses).backward()
+        return sum(losses).detach(), [p.grad.clone() for p in head.parameters()]
+
+    (loss, gradients), (wanted, truth) = learned(batches, whole), learned([supply.batch(chats)], None)
+    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip(gradients, truth, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()))
 
 
 def test_the_prompt_of_a_turn_is_context_but_no_row():

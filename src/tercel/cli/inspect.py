@@ -130,6 +130,8 @@ def fact_table(report: HeadReport) -> Table:
 
 def facts(report: HeadReport) -> dict[str, str]:
     """What the table says, by row."""
+    from tercel.interop.card import held_out_basis
+
     config, cost = report.config, report.cost
     coverage = "" if report.coverage is None else f", {report.coverage:.2%} of the text it learned from"
     whose = report.training.get("target_name", "not recorded")
@@ -160,7 +162,7 @@ def facts(report: HeadReport) -> dict[str, str]:
     if "recipe" in training:
         rows["recipe"] = ", ".join(f"{k}={v}" for k, v in training["recipe"].items())
     if held_out:
-        rows["held-out τ"] = f"{held_out['tau']:.3f} over {held_out['rows']:,} rows"
+        rows["held-out τ"] = f"{held_out['tau']:.3f} ({held_out_basis(held_out)})"
         rows["n-α"] = " ".join(f"{value:.3f}" for value in held_out["alpha"])
     return rows
 

@@ -16,7 +16,7 @@ from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Request
 from tercel.decode.vanilla import Vanilla
-from tercel.deploy.chains import Chains, greedy_chains
+from tercel.deploy.chains import greedy_chains
 from tercel.deploy.variants import Variant, readings
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
@@ -24,6 +24,7 @@ from tercel.measure.divergence import Progress
 from tercel.measure.intervals import Interval, ratio_of_totals, speedup
 from tercel.measure.tasks import Prompt
 from tercel.target.model import Target
+from tercel.train.acceptance import Chains
 
 DEPTH = 4
 ANSWER_TOKENS = 64

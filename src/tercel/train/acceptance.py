@@ -1,67 +1,132 @@
-"""Acceptance on held-out text without decoding: the joint-prefix simulation (spec section 10).
+"""Acceptance on given text without decoding: the steps that a decoder of greedy chains would make there.
 
-Teacher forcing equals decoding as long as every draft so far was right, because then the tokens fed are the
-same. So one pass of training-time test over an answer of the target tells, for every row, how many greedy
-drafts of a chain would have been accepted there.
+Teacher forcing feeds what decoding would as long as every draft so far was right. So one pass of training-time test
+over an answer tells, for every place in it, how many drafts of a chain begun there would be accepted (spec section
+10). Walking from the answer's start as decoding does (a step that accepts `a` drafts goes on `a + 1` tokens further)
+gives the very steps of a decoder whose target chooses this text. A mean over all places is higher: decoding begins
+anew, by construction, right behind a draft that failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from tercel.draft.alignment import predicted, teacher
+from tercel.draft.alignment import predicted, supervised_runs
 from tercel.draft.head import Eagle3Head
-from tercel.train.ttt import Batch, Objective, TTTResult, training_time_test
+from tercel.train.ttt import Batch, Extent, Objective, TTTResult, training_time_test
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """alpha: n-α for n = 0..S-1, the share of right drafts at step n where all before were right.
-    tau: `1 + sum_s prod alpha[..s]`, tokens a target forward of an S-step greedy chain, bonus included.
-    rows: how many rows step 0 was measured on. loss: mean weighted loss."""
+    """What a decoder of greedy chains of `S` drafts gains on held-out answers.
+
+    alpha: n-α for n = 0..S-1, the share of accepted drafts at depth `n` of its chains where all before were accepted
+    (0 where none was tried; a draft behind the answer's end is none). tau: tokens a target forward, bonus included;
+    the first token of an answer is prefill's. steps: target forwards it was measured on. loss: the objective's, over
+    all that was held out.
+    """
 
     alpha: tuple[float, ...]
     tau: float
-    rows: int
+    steps: int
     loss: float
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Acceptance:
+        """From a row of the journal. Those of earlier versions count `rows` and no steps: there, `tau` and `alpha`
+        are means over all places."""
+        return cls(tuple(values["alpha"]), values["tau"], values.get("steps", 0), values["loss"])
 
-def right_drafts(result: TTTResult, batch: Batch, to_draft: torch.Tensor) -> Iterator[torch.Tensor]:
-    """For each step, bool `[R_s]`: whether the row's greedy draft would be accepted, were all before it.
 
-    A row is measured against the target's argmax; where the text is another token (sampled answers), neither would
-    be accepted.
+@dataclass(frozen=True)
+class Chains:
+    """One answer. runs int64 `[R]`: for each place where a draft could begin, in order, how many drafts of the chain
+    are right; room int64 `[R]`: how many tokens of the answer follow there, at most the chain's length."""
+
+    runs: Tensor
+    room: Tensor
+
+    def right(self, step: int) -> tuple[int, int]:
+        """(right, tried) drafts at `step` of the chain, over all places where those before were right."""
+        return _right(self.runs, self.room, step)
+
+    def places(self) -> list[int]:
+        """Where a decoder begins its steps, as indices of `runs`."""
+        found, at = [], 0
+        while at < len(self.runs):
+            found.append(at)
+            at += int(self.runs[at]) + 1
+        return found
+
+    def walk(self) -> list[int]:
+        """Accepted drafts of each step of a decoder; the bonus token comes on top."""
+        return self.runs[self.places()].tolist()
+
+
+def _right(runs: Tensor, room: Tensor, step: int) -> tuple[int, int]:
+    tried = (runs >= step) & (room > step)
+    return int((tried & (runs > step)).sum()), int(tried.sum())
+
+
+def chains_of(result: TTTResult, batch: Batch, to_draft: Tensor) -> list[Chains]:
+    """The answers of a batch, turn by turn, in order; those too short for a draft are left out.
+
+    A draft is right where it is the text's token: the text is what the target chose, greedily or by chance. Prefill
+    gives an answer's first token, so that no draft predicts that.
     """
-    device = batch.tokens.device
+    runs = torch.zeros(len(batch.tokens), dtype=torch.long)  # by row
+    room, alive = runs.clone(), torch.ones(len(runs), dtype=torch.bool)
     for step, outcome in enumerate(result.steps):
         rows = result.plan.rows[step]
-        best = batch.teacher.best[batch.teacher_row[teacher(rows, step).to(device)]]
-        text = to_draft[batch.tokens[predicted(rows, step).to(device)]]
-        yield (outcome.correct & (best == text)).cpu()
+        chosen = to_draft[batch.tokens[predicted(rows, step).to(batch.tokens.device)]]
+        alive[rows] &= (outcome.drafts == chosen).cpu()
+        room[rows] += 1
+        runs[rows] += alive[rows]
+    first = result.plan.rows[0]
+    opens = torch.zeros(len(runs), dtype=torch.bool)  # by token: whether an answer begins with it
+    opens[_answer_starts(batch.supervised.cpu(), batch.lengths)] = True
+    drafted = ~opens[predicted(first, 0)]
+    turn = torch.cumsum(opens, 0)[predicted(first, 0)]
+    kept = [first[drafted & (turn == number)] for number in turn.unique().tolist()]
+    return [Chains(runs[rows], room[rows]) for rows in kept if len(rows)]
+
+
+def _answer_starts(supervised: Tensor, lengths: list[int]) -> Tensor:
+    """Indices `[A]` of the supervised tokens that follow none in their sequence."""
+    runs = supervised_runs(supervised, lengths)
+    goes_on = torch.zeros_like(supervised)
+    goes_on[1:] = runs[:-1] > 1
+    return torch.nonzero(supervised & ~goes_on)[:, 0]
 
 
 @torch.no_grad()
-def simulate(head: Eagle3Head, batches: Iterable[Batch], to_draft: torch.Tensor, objective: Objective) -> Acceptance:
-    """Measure greedy chain drafts against the text of `batches` (answers by the target itself)."""
-    right = torch.zeros(objective.steps, dtype=torch.double)
-    seen = torch.zeros(objective.steps, dtype=torch.double)
-    loss, count, rows_total = 0.0, 0, 0
+def simulate(head: Eagle3Head, batches: Iterable[Batch], to_draft: Tensor, objective: Objective) -> Acceptance:
+    """Measure greedy chains of `objective.steps` drafts on the answers of `batches`."""
+    apart = Extent(1, (1,) * objective.steps)  # sums, to be divided by the extent of all batches
+    total = Extent(0, (0,) * objective.steps)
+    losses = [0.0] * objective.steps
+    chains: list[Chains] = []
     for batch in batches:
-        result = training_time_test(head, batch, to_draft, objective)
-        loss, count = loss + float(result.loss), count + 1
-        alive = torch.ones(len(result.plan.rows[0]), dtype=torch.bool)
-        rows_total += len(alive)
-        for step, hit in enumerate(right_drafts(result, batch, to_draft)):
-            alive = alive[result.plan.subset[step]]
-            seen[step] += int(alive.sum())
-            right[step] += int((alive & hit).sum())
-            alive = alive & hit
-    alpha = (right / seen.clamp(min=1)).tolist()
-    tau, prefix = 1.0, 1.0
-    for value in alpha:
-        prefix *= value
-        tau += prefix
-    return Acceptance(tuple(alpha), tau, rows_total, loss / max(count, 1))
+        result = training_time_test(head, batch, to_draft, objective, whole=apart)
+        for step, outcome in enumerate(result.steps):
+            losses[step] += float(outcome.loss)
+        total += Extent.of(batch, to_draft, objective)
+        chains += chains_of(result, batch, to_draft)
+    counts = total.rows if objective.average == "token" else (total.sequences,) * objective.steps
+    loss = sum(value / max(count, 1) for value, count in zip(losses, counts, strict=True))
+    return _walked(chains, objective.steps, loss)
+
+
+def _walked(chains: Sequence[Chains], depth: int, loss: float) -> Acceptance:
+    begun = [(chain, torch.tensor(chain.places())) for chain in chains]
+    none = torch.zeros(0, dtype=torch.long)
+    runs = torch.cat([none, *(chain.runs[places] for chain, places in begun)])
+    room = torch.cat([none, *(chain.room[places] for chain, places in begun)])
+    alpha = [right / max(tried, 1) for right, tried in (_right(runs, room, step) for step in range(depth))]
+    tokens = sum(len(chain.runs) for chain in chains)  # every place is a token behind the first
+    return Acceptance(tuple(alpha), tokens / len(runs) if len(runs) else 1.0, len(runs), loss)

@@ -49,8 +49,9 @@ class FeatureSupply:
         self._folder = cache / key if cache is not None else None
 
     @torch.no_grad()
-    def batch(self, chats: Sequence[TokenizedChat]) -> Batch:
-        encoded = self._encode(chats)
+    def batch(self, chats: Sequence[TokenizedChat], encoded: Sequence[Encoded] | None = None) -> Batch:
+        """The batch of `chats`; `encoded`: what `encode` gave for them, if it was called before."""
+        encoded = self.encode(chats) if encoded is None else encoded
         device = self.target.device
         tokens = torch.from_numpy(np.concatenate([c.tokens for c in chats])).long()
         supervised = torch.from_numpy(np.concatenate([c.supervised for c in chats]))
@@ -64,12 +65,14 @@ class FeatureSupply:
             lengths=[len(c.tokens) for c in chats],
             supervised=supervised,
             features=torch.cat([e.features for e in encoded]).to(device),
-            embeddings=self.head.embed_tokens(tokens) if self.head.config.own_embeddings else self.target.embed(tokens),
+            embeddings=None if self.head.config.own_embeddings else self.target.embed(tokens),
             teacher=Teacher.of(self.target, hidden, self.vocabulary, self.to_draft),
             teacher_row=teacher_row.to(device),
         )
 
-    def _encode(self, chats: Sequence[TokenizedChat]) -> list[Encoded]:
+    @torch.no_grad()
+    def encode(self, chats: Sequence[TokenizedChat]) -> list[Encoded]:
+        """What the target, or the cache, gives for the chats."""
         found = [self._read(chat) for chat in chats]
         missing = [i for i, encoded in enumerate(found) if encoded is None]
         for group in _padding_groups([len(chats[i].tokens) for i in missing]):

@@ -32,12 +32,12 @@ from tercel.train.acceptance import Acceptance, simulate
 from tercel.train.batches import Split, data_digest, plan_batches, split, supervised_counts, usable
 from tercel.train.config import RunFolder, TrainConfig
 from tercel.train.facts import data_facts, identity, run_facts
-from tercel.train.features import FeatureSupply
+from tercel.train.features import Encoded, FeatureSupply
 from tercel.train.initial import head_from, initialise_from_target
 from tercel.train.journal import Journal
 from tercel.train.precision import MasterWeights
 from tercel.train.state import TrainState, load_state, save_state, uninterrupted
-from tercel.train.ttt import training_time_test
+from tercel.train.ttt import Extent, training_time_test
 
 EVAL_BATCH_TOKENS = 4096
 
@@ -206,10 +206,12 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss, rows, right, tokens = 0.0, 0, 0, 0
-        for indices, share in zip(micro_batches, self._shares(micro_batches), strict=True):
-            batch = self.supply.batch([self.data.train[i] for i in indices])
+        groups = [[self.data.train[i] for i in indices] for indices in micro_batches]
+        whole, encoded = self._whole(groups)
+        for chats, ready in zip(groups, encoded, strict=True):
+            batch = self.supply.batch(chats, ready)
             result = training_time_test(
-                self.weights.working, batch, self.supply.to_draft, self.config.objective, share=share
+                self.weights.working, batch, self.supply.to_draft, self.config.objective, whole=whole
             )
             result.loss.backward()
             self.weights.collect_gradients()
@@ -240,13 +242,23 @@ class _Run:
             self.journal.add({"step": self.step, **metrics})
         return metrics
 
-    def _shares(self, micro_batches: list[list[int]]) -> list[float]:
-        """What each micro-batch counts for in the step: its share of the sequences, or of learned tokens."""
-        if self.config.average == "sequence":
-            sizes = [len(batch) for batch in micro_batches]
-        else:
-            sizes = [sum(int(self.data.train[i].supervised.sum()) for i in batch) for batch in micro_batches]
-        return [size / sum(sizes) for size in sizes]
+    def _whole(
+        self, groups: list[list[TokenizedChat]]
+    ) -> tuple[Extent | None, Sequence[Sequence[Encoded] | None]]:
+        """What the micro-batches of an optimizer step are averaged over together, and what the target gave for each,
+        where it had to be asked: which rows count hangs on its choices, and a mean over rows needs all of them first.
+        """
+        objective = self.config.objective
+        if objective.average == "sequence":
+            return Extent(sum(map(len, groups))), [None] * len(groups)
+        if len(groups) == 1:
+            return None, [None]
+        encoded = [self.supply.encode(chats) for chats in groups]
+        extents = [
+            Extent.of(self.supply.batch(chats, ready), self.supply.to_draft, objective)
+            for chats, ready in zip(groups, encoded, strict=True)
+        ]
+        return sum(extents[1:], extents[0]), encoded
 
     def _evaluate_if_due(self) -> None:
         due = self.step == len(self.plan) or (self.step > 0 and self.step % self.config.eval_every == 0)
@@ -312,6 +324,6 @@ class _Run:
             seconds=self.seconds,
             tokens=int(sum(row.get("tokens", 0) for row in history)),
             supervised_tokens=self.supervised_tokens,
-            best=Acceptance(**{**best, "alpha": tuple(best["alpha"])}) if best else self._measure(),
+            best=Acceptance.from_json(best) if best else self._measure(),
             history=history,
         )

@@ -57,10 +57,11 @@ class Teacher:
 
 @dataclass(frozen=True)
 class StepLoss:
-    """loss: weighted sum over the rows (scalar, differentiable). correct: bool `[R]`, the draft's argmax is
-    the label. overlap: `[R]`, `sum min(p, q)`, where it was asked for."""
+    """loss: weighted sum over the rows (scalar, differentiable). drafts: `[R]`, each row's greedy draft (its argmax,
+    a draft id). correct: bool `[R]`, it is the label. overlap: `[R]`, `sum min(p, q)`, where it was asked for."""
 
     loss: Tensor
+    drafts: Tensor
     correct: Tensor
     overlap: Tensor | None = None
 
@@ -79,10 +80,10 @@ def draft_loss(
     draft ids (-1: none); row_weights `[R]` float32, 0 drops a row from the loss."""
     if not torch.is_grad_enabled():
         weight = weight.detach()  # so that no gradient is made
-    loss, correct, overlap = _FusedLoss.apply(
+    loss, drafts, overlap = _FusedLoss.apply(
         hidden, weight, teacher.probs, teacher_rows, labels, row_weights, kind, with_overlap
     )
-    return StepLoss(loss, correct, overlap if with_overlap else None)
+    return StepLoss(loss, drafts, drafts == labels, overlap if with_overlap else None)
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -100,7 +101,7 @@ class _FusedLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         wants_grad, trains_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        correct = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
+        drafts = torch.empty(len(hidden), dtype=torch.long, device=hidden.device)
         overlap = torch.empty(len(hidden) if with_overlap else 0, dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape if trains_weight else (0,), dtype=torch.float32, device=weight.device)
@@ -108,7 +109,7 @@ class _FusedLoss(torch.autograd.Function):
             part = slice(start, start + CHUNK_ROWS)
             logits = hidden[part] @ weight.T
             log_q = torch.log_softmax(logits.float(), -1)
-            correct[part] = log_q.argmax(-1) == labels[part]  # the draft's own choice, ties and all
+            drafts[part] = log_q.argmax(-1)
             p = probs.index_select(0, teacher_rows[part]).float()
             if with_overlap:
                 overlap[part] = torch.minimum(p, log_q.exp()).sum(-1)
@@ -120,9 +121,9 @@ class _FusedLoss(torch.autograd.Function):
                 grad_hidden[part] = grad @ weight
             if trains_weight:
                 grad_weight += grad.T @ hidden[part]
-        ctx.mark_non_differentiable(correct, overlap)
+        ctx.mark_non_differentiable(drafts, overlap)
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
-        return loss, correct, overlap
+        return loss, drafts, overlap
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:

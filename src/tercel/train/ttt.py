@@ -25,14 +25,15 @@ class Batch:
     """Packed sequences with what the target said about them.
 
     tokens int64 `[N]`; lengths of the sequences; supervised bool `[N]`; features `[N, n*Ht]`; embeddings `[N,
-    H]` of the tokens; teacher rows and `teacher_row` int64 `[N]`, the row of each position in it (-1: none).
+    Ht]` the target has for the tokens (None for a head with its own, which are parameters of it); teacher rows and
+    `teacher_row` int64 `[N]`, the row of each position in it (-1: none).
     """
 
     tokens: Tensor
     lengths: list[int]
     supervised: Tensor
     features: Tensor
-    embeddings: Tensor
+    embeddings: Tensor | None
     teacher: Teacher
     teacher_row: Tensor
 
@@ -62,6 +63,34 @@ class Objective:
 
 
 @dataclass(frozen=True)
+class Extent:
+    """What the objective's means are taken over: how many sequences, and at each step how many rows that count.
+
+    The denominators differ from step to step, and all of them belong to the optimizer step: its micro-batches, each
+    summed and divided by the extent of them all, teach exactly what one large batch would.
+    """
+
+    sequences: int
+    rows: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, batch: Batch, to_draft: Tensor, objective: Objective) -> Extent:
+        """The extent of one batch."""
+        device = batch.tokens.device
+        plan = plan_rows(batch.supervised.cpu(), batch.lengths, objective.steps)
+        counted = []
+        for step, rows in enumerate(plan.rows):
+            _, _, counts = _targets(batch, to_draft, objective, rows.to(device), step)
+            counted.append(int(counts.sum()))
+        return cls(len(batch.lengths), tuple(counted))
+
+    def __add__(self, other: Extent) -> Extent:
+        return Extent(
+            self.sequences + other.sequences, tuple(a + b for a, b in zip(self.rows, other.rows, strict=True))
+        )
+
+
+@dataclass(frozen=True)
 class TTTResult:
     """loss: scalar, the sum of the `steps`' weighted losses. plan: the rows behind each step."""
 
@@ -76,14 +105,16 @@ def training_time_test(
     to_draft: Tensor,
     objective: Objective,
     *,
-    share: float = 1.0,
+    whole: Extent | None = None,
     with_overlap: bool = False,
 ) -> TTTResult:
     """Run the head `S` steps over its own outputs and sum the losses.
 
-    to_draft int64 `[V]`; share: what the batch counts for in an optimizer step of several batches.
+    to_draft int64 `[V]`; whole: the extent of the optimizer step that the batch is a part of (None: of the batch
+    itself), so that the losses of the parts sum to that of the whole.
     """
     device = batch.tokens.device
+    embeddings = head.embed_tokens(batch.tokens) if batch.embeddings is None else batch.embeddings
     plan = plan_rows(batch.supervised.cpu(), batch.lengths, objective.steps)
     positions = batch.positions
     total = torch.zeros((), dtype=torch.float32, device=device)
@@ -92,7 +123,7 @@ def training_time_test(
     # Step 0 over all tokens: the last of a sequence reads a token that is not its own, but no row sees it.
     every = torch.arange(len(batch.tokens), device=device)
     fused = head.fuse(batch.features)
-    first = head.project(batch.embeddings[token_in(every, 0).clamp(max=len(every) - 1)], fused, positions)
+    first = head.project(embeddings[token_in(every, 0).clamp(max=len(every) - 1)], fused, positions)
     rows = plan.rows[0].to(device)
     hidden, query, residual = fused[rows], first.query[rows], first.residual[rows]
     extra_keys = first.key.new_empty(0, len(rows), *first.key.shape[1:])  # [s, R_s, kv, D]
@@ -105,8 +136,7 @@ def training_time_test(
         if step > 0:
             keep = plan.subset[step].to(device)
             hidden = hidden[keep]
-            embedding = batch.embeddings[token_in(rows, step)]
-            now = head.project(embedding, hidden, rope_position(positions[rows], step))
+            now = head.project(embeddings[token_in(rows, step)], hidden, rope_position(positions[rows], step))
             query, residual = now.query, now.residual
             extra_keys = torch.cat([extra_keys[:, keep], now.key[None]])
             extra_values = torch.cat([extra_values[:, keep], now.value[None]])
@@ -115,17 +145,19 @@ def training_time_test(
         output = head.finish(residual, attended)
         hidden = head.feedback(output)
 
-        teacher_rows = batch.teacher_row[teacher(rows, step)]
-        labels = _labels(batch, to_draft, objective.kind, rows, step, teacher_rows)
-        counts = _counts(batch, objective, labels, teacher_rows)
-        row_weights = _row_weights(plan.rows[step], batch.lengths, counts, objective.average)
+        teacher_rows, labels, counts = _targets(batch, to_draft, objective, rows, step)
+        row_weights = (
+            _token_weights(counts, None if whole is None else whole.rows[step])
+            if objective.average == "token"
+            else _sequence_weights(counts, plan.rows[step], batch.lengths, None if whole is None else whole.sequences)
+        )
         result = draft_loss(
             head.norm(output),
             head.lm_head.weight,
             batch.teacher,
             teacher_rows,
             labels,
-            row_weights * (share * objective.step_weight(step)),
+            row_weights * objective.step_weight(step),
             objective.kind,
             with_overlap,
         )
@@ -134,27 +166,30 @@ def training_time_test(
     return TTTResult(total, tuple(results), plan)
 
 
-def _labels(batch: Batch, to_draft: Tensor, kind: LossKind, rows: Tensor, step: int, teacher_rows: Tensor) -> Tensor:
-    """Draft id `[R_s]` each row should say: the data's token for hard labels, else the target's argmax."""
-    if kind == "hard":
-        return to_draft[batch.tokens[predicted(rows, step)]]
-    return batch.teacher.best[teacher_rows]
-
-
-def _counts(batch: Batch, objective: Objective, labels: Tensor, teacher_rows: Tensor) -> Tensor:
-    """Bool `[R_s]`: whether a row enters the loss."""
+def _targets(
+    batch: Batch, to_draft: Tensor, objective: Objective, rows: Tensor, step: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For the rows of a step: their rows of the teacher, the draft id `[R_s]` each should say (the data's token for
+    hard labels, else the target's argmax; -1: none), and bool `[R_s]`, whether it enters the loss."""
+    teacher_rows = batch.teacher_row[teacher(rows, step)]
     if objective.kind == "hard":
-        return labels >= 0
-    if objective.oov == "drop":
-        return batch.teacher.best[teacher_rows] >= 0
-    return torch.ones_like(labels, dtype=torch.bool)
+        labels = to_draft[batch.tokens[predicted(rows, step)]]
+        return teacher_rows, labels, labels >= 0
+    labels = batch.teacher.best[teacher_rows]
+    counts = labels >= 0 if objective.oov == "drop" else torch.ones_like(labels, dtype=torch.bool)
+    return teacher_rows, labels, counts
 
 
-def _row_weights(rows: Tensor, lengths: list[int], counts: Tensor, average: str) -> Tensor:
-    """float32 `[R_s]`: the mean over rows that count, within sequences first (0 where none counts) or not."""
+def _token_weights(counts: Tensor, total: int | None) -> Tensor:
+    """float32 `[R_s]`: of a mean over all `total` rows that count (None: those of this batch)."""
     counted = counts.float()
-    if average == "token":
-        return counted / counted.sum().clamp(min=1)
+    return counted / (counted.sum().clamp(min=1) if total is None else max(total, 1))
+
+
+def _sequence_weights(counts: Tensor, rows: Tensor, lengths: list[int], total: int | None) -> Tensor:
+    """float32 `[R_s]`: of a mean over the rows that count of a sequence (0 where none does), and then over `total`
+    sequences (None: those of this batch)."""
+    counted = counts.float()
     sequence_of = torch.searchsorted(torch.cumsum(torch.tensor(lengths), 0), rows, right=True).to(counts.device)
     of_sequence = torch.zeros(len(lengths), device=counts.device).index_add_(0, sequence_of, counted)
-    return counted / of_sequence.clamp(min=1)[sequence_of] / len(lengths)
+    return counted / of_sequence.clamp(min=1)[sequence_of] / (len(lengths) if total is None else total)
