@@ -198,6 +198,15 @@ def test_no_embeddings_but_the_heads_own(tmp_path: Path) -> None:
             assert ("embed_tokens.weight" in stored.keys()) == own  # noqa: SIM118
 
 
+@pytest.mark.parametrize("learned", [True, False])
+def test_speculators_is_told_whether_embeddings_learn(learned: bool, tmp_path: Path) -> None:
+    model = draft(own_embeddings=True)
+    model.info.training["embeddings"] = "trained" if learned else "frozen"
+    export(model, "speculators", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["embed_requires_grad"] is learned
+    assert read_head(tmp_path / "out").info.training["embeddings"] == model.info.training["embeddings"]
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "openvino"])
 def test_an_export_is_read_back_exactly(engine: str, tmp_path: Path) -> None:
     model = draft()

@@ -135,7 +135,15 @@ def test_tensors_that_nothing_needs_are_left_out_and_named(tmp_path):
 
 def test_the_verifier_is_kept_by_name(tmp_path):
     folder = write_speculators(tiny_draft(own_embeddings=True), tmp_path / "head")
-    assert read_head(folder).info == HeadInfo(None, {"made_by": "speculators", "target_name": "someone/target"})
+    training = read_head(folder).info.training
+    assert (training["made_by"], training["target_name"]) == ("speculators", "someone/target")
+
+
+@pytest.mark.parametrize(("learns", "found"), [(True, "trained"), (False, "frozen"), (None, None)])
+def test_whether_embeddings_learned_with_the_head(tmp_path, learns, found):
+    # embed_requires_grad of speculators' Eagle3SpeculatorConfig; other makers do not say it
+    folder = write_speculators(tiny_draft(own_embeddings=True), tmp_path / "head", embed_requires_grad=learns)
+    assert read_head(folder).info.training.get("embeddings") == found
 
 
 def test_without_the_targets_depth_the_default_layers_stay_open(tmp_path):

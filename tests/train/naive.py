@@ -24,7 +24,17 @@ class NaiveHead:
     def fuse(self, features: list[Tensor]) -> Tensor:
         if self.c.fc_norm:
             features = [self.norm(f, f"fc_norm.{i}") for i, f in enumerate(features)]
-        return self.w["fc.weight"] @ torch.cat(features)
+        together = torch.cat(features)
+        if self.c.norm_before_fc:
+            together = self.norm(together, "input_norm")
+        return self.w["fc.weight"] @ together
+
+    def embedding(self, token: int, of_target: Tensor) -> Tensor:
+        return self.w["embed_tokens.weight"][token] if self.c.own_embeddings else of_target
+
+    def attention(self, name: str, x: Tensor) -> Tensor:
+        product = self.w[f"midlayer.self_attn.{name}_proj.weight"] @ x
+        return product + self.w[f"midlayer.self_attn.{name}_proj.bias"] if self.c.attention_bias else product
 
     def rotated(self, x: Tensor, position: int) -> Tensor:
         half = self.c.head_dim // 2
@@ -41,7 +51,7 @@ class NaiveHead:
                 self.norm(hidden, "midlayer.hidden_norm"),
             ]
         )
-        q, k, v = ((self.w[f"midlayer.self_attn.{name}_proj.weight"] @ x).view(-1, self.c.head_dim) for name in "qkv")
+        q, k, v = (self.attention(name, x).view(-1, self.c.head_dim) for name in "qkv")
         return self.rotated(q, position), self.rotated(k, position), v
 
     def output(self, hidden: Tensor, query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
@@ -51,7 +61,8 @@ class NaiveHead:
             k = torch.stack([key[head // group] for key in keys])
             v = torch.stack([value[head // group] for value in values])
             mixed.append(torch.softmax(k @ query[head] / self.c.head_dim**0.5, 0) @ v)
-        h1 = hidden + self.w["midlayer.self_attn.o_proj.weight"] @ torch.cat(mixed)
+        residual = self.norm(hidden, "midlayer.hidden_norm") if self.c.norm_before_residual else hidden
+        h1 = residual + self.attention("o", torch.cat(mixed))
         y = self.norm(h1, "midlayer.post_attention_layernorm")
         gate = F.silu(self.w["midlayer.mlp.gate_proj.weight"] @ y)
         return h1 + self.w["midlayer.mlp.down_proj.weight"] @ (gate * (self.w["midlayer.mlp.up_proj.weight"] @ y))
@@ -74,7 +85,8 @@ def naive_ttt(naive: NaiveHead, model, chats, ids: Tensor, steps: int, decay, ki
         p = torch.softmax(own.logits[0].double(), -1)
         states = [h[0].double() for h in own.hidden_states]
         fused = [naive.fuse([states[layer][t] for layer in naive.c.feature_layers]) for t in range(end)]
-        first = [naive.entry(states[0][t + 1], fused[t], t) for t in range(end - 1)]
+        embedded = [naive.embedding(token, of_target) for token, of_target in zip(tokens, states[0], strict=True)]
+        first = [naive.entry(embedded[t + 1], fused[t], t) for t in range(end - 1)]
         for t in range(end - 1):
             hidden = fused[t]
             keys, values = [f[1] for f in first[: t + 1]], [f[2] for f in first[: t + 1]]
@@ -83,7 +95,7 @@ def naive_ttt(naive: NaiveHead, model, chats, ids: Tensor, steps: int, decay, ki
                 if t + 2 + s >= end or not all(flags[t + 2 : t + 3 + s]):
                     break
                 if s > 0:
-                    query, key, value = naive.entry(states[0][t + 1 + s], hidden, t + s)
+                    query, key, value = naive.entry(embedded[t + 1 + s], hidden, t + s)
                     keys, values = [*keys, key], [*values, value]
                 out = naive.output(hidden, query, keys, values)
                 hidden = naive.next_hidden(out)

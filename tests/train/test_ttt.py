@@ -41,6 +41,10 @@ CHATS = [
         ("gemma3", {"fc_norm": True, "norm_output": True}, Objective(steps=3)),
         ("granite", {"feature_layers": (0, 2, 4, 6, 7)}, Objective(steps=2)),
         ("llama", {"feature_layers": (7,)}, Objective(steps=1)),
+        # what heads of other makers bring along
+        ("llama", {"norm_before_residual": True, "attention_bias": True}, Objective(steps=3)),
+        ("qwen2", {"norm_before_fc": True, "own_embeddings": True}, Objective(steps=3)),
+        ("llama", {"hidden_size": 24, "fc_norm": True, "norm_before_residual": True}, Objective(steps=3)),
     ],
 )
 def test_loss_and_gradients_equal_the_naive_ones(arch, flags, objective):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,15 +26,15 @@ def target_of(arch: str = "llama", dtype: torch.dtype = torch.float32) -> Target
 
 
 def head_for(target: Target, vocabulary: DraftVocabulary, seed: int = 0, **flags: Any) -> Eagle3Head:
+    """A head of the target's shape; `flags` are any settings of `HeadConfig`."""
     config = HeadConfig.for_target(
         target.config,
-        feature_layers=flags.pop("feature_layers", LAYERS),
+        feature_layers=LAYERS,
         vocab_size=target.vocab_size,
         draft_vocab_size=len(vocabulary),
         max_position_embeddings=256,
-        **flags,
     )
-    return tiny_head(config, seed)
+    return tiny_head(replace(config, **flags), seed)
 
 
 def chat(tokens: list[int], supervised: list[bool], name: str = "c") -> TokenizedChat:

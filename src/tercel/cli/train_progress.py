@@ -87,9 +87,13 @@ class TrainProgress:
 
 def _lines(facts: dict[str, Any]) -> list[str]:
     """The derived facts of a run, one a line."""
-    return [
+    lines = [
         f"{facts['conversations']:,} rows to learn from, {facts['held_out_conversations']:,} held out",
         f"{facts['tokens']:,} tokens, {facts['supervised_tokens']:,} of them the assistant's",
         f"draft vocabulary: {facts['draft_vocabulary_coverage']:.2%} of the assistant's tokens are in it",
         f"{facts['steps']:,} steps, computed in {facts['dtype']}",
     ]
+    if "embeddings" in facts:
+        how = "learn too" if facts["embeddings"] == "trained" else "stay as they are, as its record says"
+        lines.append(f"the head has embeddings of its own, which {how}")
+    return lines

@@ -27,6 +27,8 @@ from tercel.files import atomic_dir, share_as_usual, write_json
 
 FORMAT = 1
 _MAPS = ("d2t", "t2d")
+EMBEDDINGS = "embeddings"  # key of a training record: whether a head's own embeddings learn with it
+TRAINED, FROZEN = "trained", "frozen"
 
 
 @dataclass(frozen=True)

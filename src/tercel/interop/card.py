@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from tercel.draft import DraftModel
+from tercel.draft.checkpoint import EMBEDDINGS
 
 ENGINES = ("vllm", "sglang")
 
@@ -126,6 +127,8 @@ def _recipe(model: DraftModel) -> str:
     layers = ", ".join(map(str, c.feature_layers))
     depth = "" if c.target_num_layers is None else f" of {c.target_num_layers}"
     features = f"Features: inputs of layers {layers}{depth}." if layers else "Features: the engines' default layers."
+    if c.own_embeddings:
+        features += f" Embeddings of its own ({training.get(EMBEDDINGS, 'not recorded whether trained')})."
     vocabulary = f"Draft vocabulary: {c.draft_vocab_size:,} of {c.vocab_size:,} tokens"
     if recipe is None:
         return f"Not recorded in the head's files. {features} {vocabulary}."

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tercel.draft import DraftModel, Eagle3Head, HeadConfig
+from tercel.draft.checkpoint import EMBEDDINGS, TRAINED
 from tercel.errors import TercelError
 from tercel.files import atomic_dir, write_json, write_text
 from tercel.interop.launch import DraftShape, trtllm_options
@@ -116,7 +117,8 @@ def _write_folder(
 ) -> None:
     config = model.head.config
     write_weights(model, engine, partial, dtype)
-    write_json(partial / "config.json", engine_config(engine, config, dtype, target_name, architectures, shape))
+    learn = model.info.training.get(EMBEDDINGS) == TRAINED
+    write_json(partial / "config.json", engine_config(engine, config, dtype, target_name, architectures, shape, learn))
     ids = engine_ids(engine, config.feature_layers)
     if engine in KEEPS_OWN_FILE:
         write_own_file(model, partial)

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from tercel.draft import DraftModel, HeadConfig, HeadInfo, load_head
-from tercel.draft.checkpoint import build_head, check_finite, check_tensors, read_json, read_vocabulary
+from tercel.draft.checkpoint import (
+    EMBEDDINGS,
+    FROZEN,
+    TRAINED,
+    build_head,
+    check_finite,
+    check_tensors,
+    read_json,
+    read_vocabulary,
+)
 from tercel.errors import TercelError
 from tercel.interop.config_reading import read_config, say_files
 from tercel.interop.eagle1 import is_eagle1, read_eagle1
@@ -65,7 +74,7 @@ def read_head(
     maps = _maps(found, head, notes)
     vocabulary = read_vocabulary(maps, head, weights.file)
     check_tensors(head, maps, weights.file)
-    info = HeadInfo(None, {"made_by": maker, **_target_name(config, where)})
+    info = HeadInfo(None, {"made_by": maker, **_target_name(config, where), **_embeddings(config, head)})
     return DraftModel(
         build_head(head, tensors, dtype, device),
         vocabulary,
@@ -130,6 +139,14 @@ def _doubt_trained_base(found: Source, head: HeadConfig, notes: Notes) -> None:
             f"the config says rope_theta {theta:g}, but AngelSlim's trainer (0.5) takes {DEFAULT_THETA:.0f} whatever "
             "it says; if acceptance is low, try that"
         )
+
+
+def _embeddings(config: dict[str, Any], head: HeadConfig) -> dict[str, str]:
+    """What speculators says of the head's own embeddings; of others' it is unknown whether they learned."""
+    learns = config.get("embed_requires_grad")
+    if not head.own_embeddings or not isinstance(learns, bool):
+        return {}
+    return {EMBEDDINGS: TRAINED if learns else FROZEN}
 
 
 def _target_name(config: dict[str, Any], where: Path) -> dict[str, str]:

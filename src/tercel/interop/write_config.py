@@ -13,11 +13,19 @@ from tercel.interop.write_limits import engine_ids
 
 
 def engine_config(
-    engine: str, c: HeadConfig, dtype: torch.dtype, target_name: str, target_architectures: list[str], shape: DraftShape
+    engine: str,
+    c: HeadConfig,
+    dtype: torch.dtype,
+    target_name: str,
+    target_architectures: list[str],
+    shape: DraftShape,
+    embeddings_learn: bool = False,
 ) -> dict[str, Any]:
-    """For every engine that reads a `config.json`; `c` is placed."""
+    """For every engine that reads a `config.json`; `c` is placed. embeddings_learn: whether the head's own embeddings
+    were trained with it, which speculators asks when it trains on."""
     if engine == "speculators":
-        return _speculators(c, dtype, target_name, target_architectures, shape)
+        config = _speculators(c, dtype, target_name, target_architectures, shape)
+        return {**config, "embed_requires_grad": embeddings_learn}
     config = {**public_config(c, dtype), "num_aux_hidden_states": c.num_features}
     config.pop("eagle_config", None)
     ids = list(engine_ids(engine, c.feature_layers))
@@ -59,7 +67,6 @@ def _speculators(
         "norm_before_fc": c.norm_before_fc,
         "fc_norm": c.fc_norm,
         "norm_output": c.norm_output,
-        "embed_requires_grad": False,
         "tie_word_embeddings": False,
         "torch_dtype": public["torch_dtype"],
     }

@@ -7,7 +7,8 @@ from typing import Any
 
 from tercel.chat.identity import RECORD, TemplateIdentity
 from tercel.chat.template import TemplateRefusalError
-from tercel.draft import TargetIdentity
+from tercel.draft import Eagle3Head, TargetIdentity
+from tercel.draft.checkpoint import EMBEDDINGS, FROZEN, TRAINED
 from tercel.target.model import Target
 from tercel.train.batches import Split
 from tercel.train.config import TrainConfig
@@ -35,6 +36,13 @@ def run_facts(target: Target, config: TrainConfig, steps: int) -> dict[str, Any]
         **_template(target),
         "recipe": asdict(config),
     }
+
+
+def embedding_facts(head: Eagle3Head) -> dict[str, Any]:
+    """Of a head with embeddings of its own, whether they learn."""
+    if not head.config.own_embeddings:
+        return {}
+    return {EMBEDDINGS: TRAINED if head.embed_tokens.weight.requires_grad else FROZEN}
 
 
 def _template(target: Target) -> dict[str, Any]:

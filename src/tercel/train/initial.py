@@ -8,7 +8,9 @@ import torch
 
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head
+from tercel.draft.checkpoint import EMBEDDINGS, FROZEN
 from tercel.errors import TercelError
+from tercel.interop.embeddings import share_embeddings
 from tercel.target.model import Target
 
 SAMPLE_CHATS = 8
@@ -48,9 +50,15 @@ def head_from(
 ) -> Eagle3Head:
     """A copy of another run's head to go on with, of whatever kind it is.
 
+    Embeddings that repeat the target's are left out: they are the target's, and not learned. Others are the head's own
+    parameters and go on learning, unless its record says that they never did.
     Raises `TercelError` if it does not fit the target, or is not what the run's own settings ask for.
     """
     config = origin.eagle3.config.placed(target.num_layers)
+    if config.own_embeddings:
+        of_target = target.embed(torch.arange(target.vocab_size, device=target.device))
+        origin = share_embeddings(origin, of_target.to(origin.eagle3.device))
+        config = origin.eagle3.config.placed(target.num_layers)
     wanted: dict[str, object] = {"target_hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
     wanted |= {"feature_layers": feature_layers} if feature_layers else {}
     wanted |= {"fc_norm": True} if fc_norm else {}
@@ -65,4 +73,6 @@ def head_from(
             )
     head = Eagle3Head(config)
     head.load_state_dict(origin.eagle3.state_dict())
+    if config.own_embeddings:
+        head.embed_tokens.requires_grad_(origin.info.training.get(EMBEDDINGS) != FROZEN)
     return head

@@ -31,7 +31,7 @@ from tercel.target.model import Target, default_feature_layers
 from tercel.train.acceptance import Acceptance, simulate
 from tercel.train.batches import Split, data_digest, plan_batches, split, supervised_counts, usable
 from tercel.train.config import RunFolder, TrainConfig
-from tercel.train.facts import data_facts, identity, run_facts
+from tercel.train.facts import data_facts, embedding_facts, identity, run_facts
 from tercel.train.features import Encoded, FeatureSupply
 from tercel.train.initial import head_from, initialise_from_target
 from tercel.train.journal import Journal
@@ -312,6 +312,7 @@ class _Run:
             **self.origins,
             **data_facts(self.data, self.supervised_tokens, self.coverage),
             **run_facts(self.target, self.config, len(self.plan)),
+            **embedding_facts(self.weights.master),
         }
 
     def _summary(self) -> TrainSummary:
