@@ -186,6 +186,8 @@ def test_other_settings_or_prompts_are_refused(tmp_path: Path) -> None:
         run(prompts, Echo(die_after=1), out)
     with pytest.raises(TercelError, match=r"was begun with temperature 0\.0, not 0\.5"):
         run(prompts, Echo(), out, temperature=0.5)
+    with pytest.raises(TercelError, match=r"was begun with template_arguments None, not \{'style': 'x'\}"):
+        run(prompts, Echo(), out, template_arguments={"style": "x"})
     with pytest.raises(TercelError, match="prompts_sha256"):
         run([asks("a", "x"), asks("b", "z")], Echo(), out)
     with pytest.raises(TercelError, match="prompts 2, not 3"):

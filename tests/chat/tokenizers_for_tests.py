@@ -71,6 +71,35 @@ TOOLS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+THINKING_TOOLS = (  # in the manner of Qwen3: the last answer always has a thought, an empty one if none is given
+    "{% set asked = namespace(at=0) %}{% for message in messages %}{% if message.role == 'user' %}"
+    "{% set asked.at = loop.index0 %}{% endif %}{% endfor %}"
+    "{% if tools %}<|im_start|>system\nTools:{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<|im_end|>\n"
+    "{% endif %}{% for message in messages %}{% if message.role == 'tool' %}"
+    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
+    "{% elif message.role == 'assistant' %}<|im_start|>assistant\n"
+    "{% set thought = message.reasoning_content if message.reasoning_content is string else '' %}"
+    "{% if loop.index0 > asked.at and (loop.last or thought) %}"
+    "<think>\n{{ thought.strip('\n') }}\n</think>\n\n{% endif %}{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}\n<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}<|im_end|>\n"
+    "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+TOOL_IDS = (  # in the manner of Mistral's: an answer of a tool must say which call, and by which tool
+    "{% for message in messages %}{% if message.role == 'tool' %}"
+    "{% if not message.tool_call_id or not message.name %}"
+    "{{ raise_exception('a tool answer needs the id of its call') }}{% endif %}"
+    "<|im_start|>tool {{ message.name }} {{ message.tool_call_id }}\n{{ message.content }}<|im_end|>\n"
+    "{% else %}<|im_start|>{{ message.role }}\n"
+    "{% if message.thinking %}<think>{{ message.thinking }}</think>{% endif %}"
+    "{{ message.content }}{% for call in message.tool_calls or [] %}"
+    "[{{ call.id }} {{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}<|im_end|>\n"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
 FAMILIES: dict[str, tuple[str | None, str | None, str]] = {  # template, BOS, EOS
     "chatml": (CHATML, None, "<|im_end|>"),
     "chatml-without-prompt": (CHATML_WITHOUT_PROMPT, None, "<|im_end|>"),
@@ -82,6 +111,8 @@ FAMILIES: dict[str, tuple[str | None, str | None, str]] = {  # template, BOS, EO
     "mistral": (MISTRAL, "<s>", "</s>"),
     "names": (PLAIN_NAMES, None, "<eos>"),
     "tools": (TOOLS, None, "<|im_end|>"),
+    "thinking-tools": (THINKING_TOOLS, None, "<|im_end|>"),
+    "tool-ids": (TOOL_IDS, None, "<|im_end|>"),
     "base": (None, "<s>", "</s>"),
 }
 SPECIAL = [

@@ -126,7 +126,7 @@ def test_answers_that_cannot_be_true(
 def ask_everything(server: Server) -> None:
     server.draft()
     server.answer(PROMPT, 16)
-    server.chat_prompt([{"role": "user", "content": "hi"}])
+    server.chat_prompt([{"role": "user", "content": "hi"}], {})
 
 
 def test_halves_of_characters_in_a_text(monkeypatch: pytest.MonkeyPatch) -> None:

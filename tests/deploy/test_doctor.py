@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tercel.chat import dates
+from tercel.chat.arguments import with_arguments
 from tercel.chat.identity import RECORD, TemplateIdentity
 from tercel.deploy.doctor import examine, fits
 from tercel.deploy.findings import CheckUp, Finding
@@ -173,6 +174,34 @@ def test_the_template_of_training() -> None:
     edited = "{# edited #}" + CHATML
     assert templates(edited, CHATML)["training template"].level == "note"
     assert templates(DEFAULT_SYSTEM, CHATML)["training template"].level == "problem"
+
+
+def test_the_template_arguments_of_training() -> None:
+    told, plain = with_arguments(tiny_tokenizer(THINKING), {"enable_thinking": False}), tiny_tokenizer(THINKING)
+    quiet = {**TemplateIdentity.of(told).to_json(), "arguments": {"enable_thinking": False}}
+
+    def found(tokenizer, record: dict[str, Any]) -> Finding:
+        findings = template_findings(tokenizer, {RECORD: record}, None)
+        return next(finding for finding in findings if finding.check == "training template")
+
+    assert found(told, quiet).level == "ok"
+    assert found(plain, quiet).level == "problem"
+    assert 'chat_template_kwargs {"enable_thinking": false}' in found(plain, quiet).advice
+    thinking = TemplateIdentity.of(plain).to_json()
+    assert found(plain, thinking).level == "ok"
+    assert "without the template arguments that are given now" in found(told, thinking).found
+    for record in ({**thinking, "arguments": 3}, {**thinking, "arguments": {"eos_token": "x"}}):
+        assert found(plain, record).level == "ok"
+
+
+def test_a_template_that_writes_empty_thoughts_is_no_problem() -> None:
+    tokenizer = tiny_tokenizer(
+        "{% for message in messages %}{% if message.role == 'assistant' %}<|im_start|>assistant\n"
+        "<t>{{ message.reasoning_content or '' }}</t>{{ message.content }}<|im_end|>\n"
+        "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert next(f for f in template_findings(tokenizer, {}, None) if f.check == "template").level == "ok"
 
 
 def test_what_a_template_adds_by_itself() -> None:

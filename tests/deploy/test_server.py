@@ -47,7 +47,7 @@ def test_engines_are_recognised_and_counted(kind: type[Fake], reader: type, more
         server = connect(Http.at(f"{url}/v1/"))
         assert isinstance(server, reader)
         first, second = server.answer(PROMPT, 16), server.answer(OTHER, 16)
-        assert server.chat_prompt([{"role": "user", "content": "hi"}]).length == 4
+        assert server.chat_prompt([{"role": "user", "content": "hi"}], {}).length == 4
         draft = server.draft()
     assert (first.counts.drafts, first.counts.accepted) == (3, 5)
     assert (second.counts.drafts, second.counts.accepted) == (2, 0)  # what came before is not counted again
@@ -145,3 +145,16 @@ def test_a_server_that_never_answers_or_breaks_off() -> None:
     for reply in (b"", b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nshort", b"garbage\r\n\r\n"):
         with listening(reply) as url, pytest.raises(TercelError, match="broke off"):
             Http.at(url).text("/metrics")
+
+
+@pytest.mark.parametrize("kind", [FakeVllm, FakeSglang, FakeLlama])
+def test_template_arguments_go_with_the_messages(monkeypatch: pytest.MonkeyPatch, kind: type[Fake]) -> None:
+    sent: list[dict[str, Any]] = []
+    post = Http.post
+    with running(fake(kind)) as url:
+        server = connect(Http.at(url))
+        monkeypatch.setattr(Http, "post", lambda http, path, body: (sent.append(body), post(http, path, body))[1])
+        server.chat_prompt([{"role": "user", "content": "hi"}], {"enable_thinking": False})
+        server.chat_prompt([{"role": "user", "content": "hi"}], {})
+    asked = [body.get("chat_template_kwargs") for body in sent if "messages" in body]
+    assert asked == [{"enable_thinking": False}, None]

@@ -50,6 +50,15 @@ def test_the_same_measurement_again_takes_the_place_of_the_old_one(tmp_path: Pat
     assert [(e["dtype"], e["timestamp"]) for e in kept] == [("bfloat16", "2026-01-01"), ("float32", "2026-02-02")]
 
 
+def test_prompts_rendered_otherwise_are_another_measurement(tmp_path: Path) -> None:
+    head, quiet = saved(tmp_path / "h"), {"enable_thinking": False}
+    for one in (entry(), entry(template_arguments=quiet), entry(template_arguments=quiet, timestamp="2026-02-02")):
+        record(load_head(head), one)
+    kept = load_head(head).info.measured["decoding"]
+    found = [(e.get("template_arguments"), e["timestamp"]) for e in kept]
+    assert found == [(None, "2026-01-01"), (quiet, "2026-02-02")]
+
+
 def test_a_head_without_a_record_of_its_own_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(TercelError, match=r"no tercel\.json to record results in"):
         record(tiny_draft(), entry())

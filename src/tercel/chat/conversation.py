@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+REASONING = ("reasoning_content", "reasoning", "thinking")  # names that servers and templates give to thoughts
+
 
 @dataclass(frozen=True)
 class Message:
     """One turn. `role` is what chat templates call it: "system", "user", "assistant" or "tool".
 
+    `name`: who speaks, of a tool's answer which tool; `tool_call_id`: the id of the call that it answers.
     `token_ids`: the very ids that the target generated for this (assistant) turn, end-of-turn token included,
     where they are known; re-tokenising `content` does not always give them back.
     """
@@ -22,10 +25,16 @@ class Message:
     tool_calls: tuple[dict[str, Any], ...] | None = None
     reasoning_content: str | None = None
     token_ids: tuple[int, ...] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The message as a chat template and a `messages` JSONL line hold it (without `token_ids`)."""
+        """The message as a `messages` JSONL line holds it (without `token_ids`)."""
         row: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.name is not None:
+            row["name"] = self.name
+        if self.tool_call_id is not None:
+            row["tool_call_id"] = self.tool_call_id
         if self.reasoning_content is not None:
             row["reasoning_content"] = self.reasoning_content
         if self.tool_calls:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from datetime import datetime
@@ -10,6 +9,8 @@ from string import ascii_letters
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+
+from tercel.chat.arguments import templates_of, with_templates
 
 CLOCK = "strftime_now"  # the one clock that chat templates have
 RECORD = "rendered_at"  # key of a head's training record and of a run's journal: a moment in ISO's notation
@@ -26,7 +27,7 @@ _PERCENT = "\ue000"  # stands for a percent sign that is meant while the directi
 
 
 def writes_date(tokenizer: PreTrainedTokenizerBase) -> bool:
-    return any(CLOCK in source for source in _sources(tokenizer).values())
+    return any(CLOCK in source for source in templates_of(tokenizer).values())
 
 
 def as_of(tokenizer: PreTrainedTokenizerBase, moment: datetime) -> PreTrainedTokenizerBase:
@@ -34,12 +35,7 @@ def as_of(tokenizer: PreTrainedTokenizerBase, moment: datetime) -> PreTrainedTok
     if not writes_date(tokenizer):
         return tokenizer
     prefix = _MACRO.replace("TABLE", json.dumps(_directives(moment)))
-    dated = copy.copy(tokenizer)
-    given = tokenizer.chat_template
-    dated.chat_template = (
-        {name: prefix + source for name, source in given.items()} if isinstance(given, dict) else prefix + given
-    )
-    return dated
+    return with_templates(tokenizer, lambda source: prefix + source)
 
 
 def parse_moment(record: Mapping[str, Any]) -> datetime | None:
@@ -48,11 +44,6 @@ def parse_moment(record: Mapping[str, Any]) -> datetime | None:
         return datetime.fromisoformat(record[RECORD])
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _sources(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    given = tokenizer.chat_template or ""
-    return given if isinstance(given, dict) else {"default": given}
 
 
 def _directives(moment: datetime) -> dict[str, str]:

@@ -8,18 +8,20 @@ from datetime import datetime
 
 from transformers import PreTrainedTokenizerBase
 
+from tercel.chat.arguments import without_arguments
 from tercel.chat.conversation import Message
 from tercel.chat.dates import as_of
 from tercel.chat.template import render_text
 
 RECORD = "chat_template"  # key of a head's training record
 SOME_DAY = datetime(2001, 1, 1)  # so that what a template renders is the same on any
+ARGUMENTS = "arguments"  # there: what the template was given beside the messages, if anything
 QUESTION, ANSWER = Message("user", "What is 2 + 2?"), Message("assistant", "It is 4.")
 
 
 @dataclass(frozen=True)
 class TemplateIdentity:
-    """Short digests of a chat template's source and of what it makes of a fixed conversation."""
+    """Short digests of a chat template's source, and of what it makes of a fixed conversation with its arguments."""
 
     source: str
     rendered: str
@@ -28,7 +30,7 @@ class TemplateIdentity:
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> TemplateIdentity:
         """Raises `TemplateRefusalError` if the template refuses a question, its answer and another question."""
         rendered = render_text(as_of(tokenizer, SOME_DAY), [QUESTION, ANSWER, QUESTION], prompt=True)
-        return cls(_digest(tokenizer.get_chat_template()), _digest(rendered))
+        return cls(_digest(without_arguments(tokenizer.get_chat_template())), _digest(rendered))
 
     def to_json(self) -> dict[str, str]:
         return asdict(self)

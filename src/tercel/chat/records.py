@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, NoReturn
 
-from tercel.chat.conversation import Conversation, Message, RawText, Record, TokenizedChat
+from tercel.chat.conversation import REASONING, Conversation, Message, RawText, Record, TokenizedChat
 from tercel.errors import TercelError
 
 ROLES = {
@@ -93,22 +94,44 @@ def _conversation(row: dict[str, Any], turns: list[Any], id: str, source: str, w
 def _message(turn: Any, where: str) -> Message:
     if not isinstance(turn, dict):
         _refuse(where, f"expected an object with a role and a content, got {_short(turn)}")
-    name = turn.get("role", turn.get("from"))
-    if not isinstance(name, str):
+    called = turn.get("role", turn.get("from"))
+    if not isinstance(called, str):
         _refuse(where, 'it has no role (key "role" or "from")')
-    role = ROLES.get(name.lower())
+    role = ROLES.get(called.lower())
     if role is None:
-        _refuse(where, f"unknown role {name!r}; known are {', '.join(ROLES)}")
+        _refuse(where, f"unknown role {called!r}; known are {', '.join(ROLES)}")
     text = _text(turn["content"] if "content" in turn else turn.get("value"), where)
     calls = _json_list(turn.get("tool_calls"), "tool_calls", where)
     if role == "function_call":
         role, text, calls = "assistant", "", _written_call(text, where)
     if text is None and not calls:
         _refuse(where, 'it has no text (key "content" or "value")')
-    reasoning = turn.get("reasoning_content")
-    if reasoning is not None and not isinstance(reasoning, str):
-        _refuse(where, f"reasoning_content must be text, got {_short(reasoning)}")
-    return Message(role, text or "", calls or None, reasoning)
+    return Message(
+        role,
+        text or "",
+        calls or None,
+        _reasoning(turn, where),
+        name=_word(turn, "name", where),
+        tool_call_id=_word(turn, "tool_call_id", where),
+    )
+
+
+def _reasoning(turn: dict[str, Any], where: str) -> str | None:
+    """The thoughts before an answer; a blank thought is none."""
+    for key in REASONING:
+        thought = turn.get(key)
+        if thought is not None and not isinstance(thought, str):
+            _refuse(where, f"{key} must be text, got {_short(thought)}")
+        if thought and thought.strip():
+            return thought
+    return None
+
+
+def _word(turn: dict[str, Any], key: str, where: str) -> str | None:
+    value = turn.get(key)
+    if value is not None and not isinstance(value, str | int):
+        _refuse(where, f"{key} must be text, got {_short(value)}")
+    return None if value is None else str(value)
 
 
 def _text(content: Any, where: str) -> str | None:
@@ -171,7 +194,7 @@ def _with_ids(messages: tuple[Message, ...], ids: Any, where: str) -> tuple[Mess
         if own is not None and (not isinstance(own, list) or any(type(i) is not int or i < 0 for i in own)):
             _refuse(where, '"answer_ids" must hold lists of token ids (whole numbers from 0)')
         token_ids = None if own is None else tuple(own)
-        result.append(Message(message.role, message.content, message.tool_calls, message.reasoning_content, token_ids))
+        result.append(replace(message, token_ids=token_ids))
     return tuple(result)
 
 

@@ -56,7 +56,8 @@ class RegenerateSettings:
     """What the answers depend on; a file begun with other settings is not continued.
 
     `context`: the most prompt tokens of a request, i.e. the context length less room for the answer. `sampling`: what
-    else decides which tokens are taken, in words.
+    else decides which tokens are taken, in words. `template_arguments`: what the chat template is given beside the
+    messages (None: nothing).
     """
 
     target: str
@@ -65,6 +66,7 @@ class RegenerateSettings:
     max_new_tokens: int
     context: int
     sampling: str = ""
+    template_arguments: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ class Renderer:
             if not full.startswith(prompt) or not full.startswith(self.template.unprompted, len(prompt)):
                 dropped[UNLIKE_SERVING] += 1
                 continue
+            start += self.template.unthought(full[start:], conversation.messages[at])
             length = self.template.answer_length(full[start:])
             if not length:
                 dropped[NO_END] += 1

@@ -12,11 +12,11 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from tercel.chat.conversation import Message
+from tercel.chat.conversation import REASONING, Message
 from tercel.errors import TercelError
 
 GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-USER_MARK, ANSWER_MARK = "tercelquestion", "tercelanswer"
+USER_MARK, ANSWER_MARK, THOUGHT_MARK = "tercelquestion", "tercelanswer", "tercelthought"
 Tools = Sequence[dict[str, Any]] | None
 
 
@@ -31,7 +31,8 @@ class ChatTemplate:
     header: text that the template puts between a question and its answer, as far as the model is given it.
     unprompted: text before an answer that `add_generation_prompt` does not give, though it is a header, not
     the answer ("" for nearly all templates). tail: the template's text after the last answer; end: its part
-    that the model emits, up to and including the first special token ("" if there is none).
+    that the model emits, up to and including the first special token ("" if there is none). empty_thought: what it
+    writes before an answer without thoughts, where thoughts would stand ("" if nothing).
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -39,11 +40,20 @@ class ChatTemplate:
     unprompted: str
     tail: str
     end: str
+    empty_thought: str
     has_generation_blocks: bool
 
     def render(self, messages: Sequence[Message], tools: Tools = None, *, prompt: bool = False) -> str:
         """The text of `messages`, with the generation prompt if `prompt`. Raises `TemplateRefusalError`."""
         return render_text(self.tokenizer, messages, tools, prompt=prompt)
+
+    def unthought(self, suffix: str, message: Message) -> int:
+        """How many characters of `suffix` (text after a prompt) are an empty thought that the template wrote: a model
+        that thinks would not emit it, and one told not to think finds it in its prompt."""
+        thought = self.empty_thought
+        thinks = bool(message.reasoning_content and message.reasoning_content.strip())
+        spoken = _without_space(thought) in _without_space(message.content)
+        return len(thought) if suffix.startswith(thought) and not thinks and not spoken else 0
 
     def answer_length(self, suffix: str) -> int | None:
         """How many characters of `suffix` (text after a prompt, to the conversation's end) the model emits.
@@ -85,7 +95,8 @@ def learn_template(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
         lead = full[len(prompt) :].partition(ANSWER_MARK)[0]
         unprompted = lead if lead.strip() else ""
     generation = GENERATION_BLOCK.search(tokenizer.get_chat_template()) is not None
-    return ChatTemplate(tokenizer, header + unprompted, unprompted, tail, end, generation)
+    thought = _empty_thought(tokenizer, question, prompt + unprompted, full)
+    return ChatTemplate(tokenizer, header + unprompted, unprompted, tail, end, thought, generation)
 
 
 def serving_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Tools = None) -> list[int]:
@@ -138,17 +149,37 @@ def render_text(
 def template_messages(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Tools = None
 ) -> list[dict[str, Any]]:
-    """Messages as the template takes them; one that knows no tool calls gets them as JSON in the content."""
-    knows_calls = "tool_calls" in tokenizer.get_chat_template(tools=list(tools) if tools else None)
+    """Messages as the template takes them: arguments of tool calls as objects, thoughts under the name that it reads.
+    One that knows no tool calls gets them as JSON in the content."""
+    source = tokenizer.get_chat_template(tools=list(tools) if tools else None)
     rows = []
     for message in messages:
         row = message.to_json()
-        if message.tool_calls and not knows_calls:
-            del row["tool_calls"]
-            calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in message.tool_calls]
-            row["content"] = "\n".join([message.content, *calls] if message.content else calls)
+        thought = row.pop("reasoning_content", None)
+        if thought and thought.strip():
+            row |= {name: thought for name in REASONING if name in source}
+        if message.tool_calls:
+            row["tool_calls"] = [_decoded(call) for call in message.tool_calls]
+            if "tool_calls" not in source:
+                calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in row.pop("tool_calls")]
+                row["content"] = "\n".join([message.content, *calls] if message.content else calls)
         rows.append(row)
     return rows
+
+
+def _decoded(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call with its arguments as an object: APIs write them as text, templates encode them (`tojson`)."""
+    if "function" in call:
+        function = call["function"]
+        return {**call, "function": _decoded(function)} if isinstance(function, dict) else call
+    text = call.get("arguments")
+    if not isinstance(text, str):
+        return call
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return call  # written by a model that did not get it right: as it stands
+    return {**call, "arguments": arguments} if isinstance(arguments, dict) else call
 
 
 def special_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -168,6 +199,23 @@ def end_ids(template: ChatTemplate) -> set[int]:
 
 def name_of(tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.name_or_path or "the tokenizer")
+
+
+def _empty_thought(tokenizer: PreTrainedTokenizerBase, question: Message, before: str, full: str) -> str:
+    """What `full` holds between `before` and the answer, if it is there that thoughts go, and nothing else."""
+    thinking = Message("assistant", ANSWER_MARK, reasoning_content=THOUGHT_MARK)
+    try:
+        thought = render_text(tokenizer, [question, thinking])
+    except TemplateRefusalError:
+        return ""
+    emptied = thought.replace(THOUGHT_MARK, "")
+    if emptied == thought or _without_space(emptied) != _without_space(full) or not full.startswith(before):
+        return ""
+    return full[len(before) :].partition(ANSWER_MARK)[0]
+
+
+def _without_space(text: str) -> str:
+    return "".join(text.split())
 
 
 def _first_special(tokenizer: PreTrainedTokenizerBase, text: str) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tercel.cli.consoles import Piece, result_console
-from tercel.cli.options import JsonFile
+from tercel.cli.options import JsonFile, TemplateArgs
 from tercel.cli.paths import user_name, user_path
 from tercel.cli.plain import visible
 from tercel.errors import TercelError
@@ -55,12 +55,15 @@ def show(
     accept_licence: Annotated[
         bool, typer.Option("--accept-licence", help="Fetch a built-in target whose licence asks for it.")
     ] = False,
+    template_arg: TemplateArgs = None,
 ) -> None:
     """Print samples with the assistant's tokens in colour, and count what is kept and dropped."""
     from tercel.chat import OverlapIndex, load_chats, read_eval_prompts
+    from tercel.chat.arguments import parse_arguments, with_arguments
     from tercel.target.sources import load_tokenizer
 
-    tokenizer = load_tokenizer(target, trust_remote_code, accept_licence)
+    arguments = parse_arguments(template_arg or ())
+    tokenizer = with_arguments(load_tokenizer(target, trust_remote_code, accept_licence), arguments)
     against = OverlapIndex.of(read_eval_prompts(check_overlap)) if check_overlap else None
     chats, report = load_chats([file], tokenizer, max_length=max_length, limit=limit, plain=plain, against=against)
     if json_file is not None:

@@ -24,11 +24,14 @@ CHAIN_DEPTH = 4
 def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Target:
     """Load the target; `exact` asks for float32 where no `--dtype` is given.
 
-    Raises `TercelError` if it cannot be found or loaded, or if the device is not there.
+    Raises `TercelError` if it cannot be found or loaded, if the device is not there, and for a template argument that
+    its chat template does not read.
     """
+    from tercel.chat.arguments import parse_arguments
     from tercel.target.model import Target
     from tercel.target.sources import check_device, parse_dtype, resolve
 
+    arguments = parse_arguments(options.template_arg or ())
     device = check_device(pick_device() if options.device == "auto" else options.device)
     if options.dtype is not None:
         dtype = parse_dtype(options.dtype.value)
@@ -37,7 +40,13 @@ def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Tar
     with fetching_bar() as on_bytes:
         resolve(name, on_bytes, options.accept_licence)  # fills the cache, so that loading need not ask again
     with working(f"loading {name}"):
-        return Target.load(name, dtype=dtype, device=str(device), trust_remote_code=options.trust_remote_code)
+        return Target.load(
+            name,
+            dtype=dtype,
+            device=str(device),
+            trust_remote_code=options.trust_remote_code,
+            template_arguments=arguments,
+        )
 
 
 def open_head(name: str | None, target: Target, options: DraftOptions) -> DraftModel:

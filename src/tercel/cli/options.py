@@ -64,6 +64,18 @@ OnlyHead = Annotated[
 ]
 
 
+TemplateArgs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-arg",
+        metavar="NAME=VALUE",
+        help="Give the chat template a value, such as enable_thinking=false; may be repeated.",
+        show_default=False,
+        rich_help_panel=_MODEL,
+    ),
+]
+
+
 class LayerIds(str, Enum):
     auto = "auto"
     input = "input"
@@ -120,6 +132,7 @@ class ModelOptions:
             rich_help_panel=_MODEL,
         ),
     ] = False
+    template_arg: TemplateArgs = None
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ def command(
         max_new_tokens=max_new_tokens,
         context=loaded.context_length - max_new_tokens,
         sampling=described(params),
+        template_arguments=loaded.template_arguments or None,
     )
     console = result_console(out)
     for note in notes:

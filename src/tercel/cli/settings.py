@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ def _read(file: Path) -> dict[Any, Any]:
 
 def _as_given(value: Any, many: bool) -> Any:
     """The value as text, as it would be typed, so that the flag's own check reads it (2.5 epochs)."""
+    if many and isinstance(value, dict):  # of flags that take NAME=VALUE
+        return [f"{name}={json.dumps(item, default=str)}" for name, item in value.items()]
     if many:
         return [str(item) for item in (value if isinstance(value, list) else [value])]
     if isinstance(value, list):

@@ -49,7 +49,7 @@ class Server(Protocol):
 
     def answer(self, prompt: Sequence[int], max_new_tokens: int) -> Served: ...
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt: ...
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> SeenPrompt: ...
 
 
 def connect(http: Http, engine: EngineName | Literal["auto"] = "auto") -> Server:
@@ -127,8 +127,8 @@ class Vllm:
         length = len(tokens) if tokens is not None else usage.get("completion_tokens", 0)
         return _served(choice.get("text"), tokens, length, max_new_tokens, self._counters().since(before))
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt:
-        return _openai_prompt(self.http, self._model(), messages)
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> SeenPrompt:
+        return _openai_prompt(self.http, self._model(), messages, arguments)
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ class Sglang:
         # older servers tell the steps alone: each gives its accepted drafts and one token more
         return Counts(verified, drafted, max(0, length - 1 - verified))
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt:
-        return _openai_prompt(self.http, "default", messages)
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> SeenPrompt:
+        return _openai_prompt(self.http, "default", messages, arguments)
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,9 @@ class LlamaCpp:
         counts = after.since(before) if after and before else Counts(steps, drafted, accepted)
         return _served(reply.get("content"), _ids(reply.get("tokens")) or None, length, max_new_tokens, counts)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt:
-        text = self.http.post("/apply-template", {"messages": [dict(m) for m in messages]}).get("prompt")
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> SeenPrompt:
+        asked = {"messages": [dict(m) for m in messages], **_template_kwargs(arguments)}
+        text = self.http.post("/apply-template", asked).get("prompt")
         if not isinstance(text, str):
             raise TercelError(f"{self.http.base}/apply-template gives no prompt; is it a server of llama.cpp?")
         body = {"content": text, "add_special": True, "parse_special": True}  # as its own chat route does
@@ -224,13 +225,21 @@ class LlamaCpp:
         return SeenPrompt(tokens, len(tokens))
 
 
-def _openai_prompt(http: Http, model: str, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt:
+def _template_kwargs(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """How a request gives the chat template arguments beside the messages, in all three engines."""
+    return {"chat_template_kwargs": dict(arguments)} if arguments else {}
+
+
+def _openai_prompt(
+    http: Http, model: str, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
+) -> SeenPrompt:
     body = {
         "model": model,
         "messages": [dict(m) for m in messages],
         "max_tokens": 1,
         "temperature": 0.0,
         "return_token_ids": True,
+        **_template_kwargs(arguments),
     }
     reply = http.post("/v1/chat/completions", body)
     tokens, usage = _ids(reply.get("prompt_token_ids")), _mapping(reply.get("usage"))

@@ -137,7 +137,8 @@ def _chat_prompt(
     if not target.tokenizer.chat_template:
         return None
     try:
-        return server.chat_prompt([message.to_json() for message in question_messages(question)])
+        messages = [message.to_json() for message in question_messages(question)]
+        return server.chat_prompt(messages, target.template_arguments)
     except TercelError as error:  # some servers have no chat route; that is told, and the rest goes on
         return error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from tercel.chat import Conversation, serving_prompt
+from tercel.chat.arguments import with_arguments
 from tercel.chat.dates import as_of, parse_moment, writes_date
-from tercel.chat.identity import ANSWER, QUESTION, RECORD, TemplateIdentity
+from tercel.chat.identity import ANSWER, ARGUMENTS, QUESTION, RECORD, TemplateIdentity
 from tercel.chat.render import Renderer
-from tercel.chat.template import render_text
+from tercel.chat.template import encode, render_text
 from tercel.deploy.findings import Finding
 from tercel.errors import TercelError
 from tercel.target.sources import load_tokenizer
@@ -38,7 +40,7 @@ def template_findings(
     yield _rendered(tokenizer)
     yield _recorded(tokenizer, training)
     yield from _default_system(tokenizer)
-    yield from _switches(tokenizer)
+    yield from _switches(tokenizer, _told(training.get(RECORD)))
     yield from _date(tokenizer, training)
     if folder is not None and (folder / "tokenizer_config.json").is_file():
         yield _beside_head(tokenizer, folder)
@@ -47,8 +49,11 @@ def template_findings(
 def _rendered(tokenizer: PreTrainedTokenizerBase) -> Finding:
     """Training sees, before an answer, the very tokens of the serving prompt."""
     try:
-        rendered = Renderer(tokenizer).render(Conversation("check", (QUESTION, ANSWER), ""))
+        renderer = Renderer(tokenizer)
+        rendered = renderer.render(Conversation("check", (QUESTION, ANSWER), ""))
         prompt = serving_prompt(tokenizer, [QUESTION])
+        # an answer without thoughts stands, in training too, behind the empty thought of a model told not to think
+        before = encode(tokenizer, render_text(tokenizer, [QUESTION], prompt=True) + renderer.template.empty_thought)
     except TercelError as error:
         return Finding("template", "problem", f"the template cannot be used: {error}", "repair the target's template")
     if rendered.dropped_turns or not rendered.chats:
@@ -61,7 +66,7 @@ def _rendered(tokenizer: PreTrainedTokenizerBase) -> Finding:
         )
     chat = rendered.chats[0]
     start = int(chat.supervised.argmax())
-    if chat.tokens[:start].tolist() != prompt:
+    if chat.tokens[:start].tolist() != before:
         return Finding(
             "template",
             "problem",
@@ -82,6 +87,8 @@ def _recorded(tokenizer: PreTrainedTokenizerBase, training: Mapping[str, Any]) -
             "make sure that its training text was rendered with the target's own template",
         )
     now = TemplateIdentity.of(tokenizer)
+    if (other := _other_arguments(tokenizer, recorded, now)) is not None:
+        return other
     if recorded.get("source") == now.source:
         return Finding(name, "ok", "the head was trained with this very template")
     if recorded.get("rendered") == now.rendered:
@@ -97,6 +104,41 @@ def _recorded(tokenizer: PreTrainedTokenizerBase, training: Mapping[str, Any]) -
         "the head was trained with another chat template than the target has now",
         "serve with the template of training, or train the head on text rendered with the new one",
     )
+
+
+def _other_arguments(
+    tokenizer: PreTrainedTokenizerBase, recorded: Mapping[str, Any], now: TemplateIdentity
+) -> Finding | None:
+    """If the template is now given something else than in training, and renders something else for it."""
+    told = _told(recorded)
+    if recorded.get("source") != now.source:
+        return None
+    try:
+        then = TemplateIdentity.of(with_arguments(tokenizer, told))
+    except TercelError:  # a record that was tampered with: the template is the one of training, and has no such
+        return None
+    if then.rendered == now.rendered:
+        return None
+    given = json.dumps(told, ensure_ascii=False)
+    if not told:
+        return Finding(
+            "training template",
+            "problem",
+            "the head was trained without the template arguments that are given now",
+            "leave them out, here and in requests, or train the head with them",
+        )
+    return Finding(
+        "training template",
+        "problem",
+        f"the head was trained with template arguments {given}, and here prompts are rendered otherwise",
+        f"let requests send chat_template_kwargs {given}; for tercel's own verbs, --template-arg",
+    )
+
+
+def _told(recorded: Any) -> dict[str, Any]:
+    """The template arguments of a record."""
+    told = recorded.get(ARGUMENTS) if isinstance(recorded, Mapping) else None
+    return dict(told) if isinstance(told, Mapping) else {}
 
 
 def _default_system(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
@@ -116,11 +158,11 @@ def _default_system(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
         )
 
 
-def _switches(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
-    """Settings outside the messages that change the prompt, such as thinking."""
+def _switches(tokenizer: PreTrainedTokenizerBase, told: Mapping[str, Any]) -> Iterator[Finding]:
+    """Settings outside the messages that change the prompt, such as thinking; `told`: those that training made."""
     source = tokenizer.get_chat_template()
     for switch in _THINKING:
-        if switch not in source:
+        if switch not in source or switch in told:
             continue
         on, off = (_with_switch(tokenizer, switch, value) for value in (True, False))
         if on != off:
@@ -168,7 +210,7 @@ def _beside_head(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Finding:
             "the tokenizer in the head's folder has other tokens than the target's",
             "give the target that the head was trained for, or remove the stray tokenizer if you know better",
         )
-    if own.chat_template and own.chat_template != tokenizer.chat_template:
+    if own.chat_template and own.chat_template != with_arguments(tokenizer, {}).chat_template:
         return Finding(
             name,
             "warning",

@@ -92,6 +92,7 @@ def run_bench(
         head=settings.head,
         dtype=str(target.dtype).removeprefix("torch."),
         device=str(target.device),
+        template_arguments=target.template_arguments,
         threads=torch.get_num_threads(),
         tasks=results,
         time_split_ms={name: split for name, split in splits.items() if split},

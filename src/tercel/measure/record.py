@@ -32,12 +32,14 @@ def decoding_entry(report: BenchReport, shape: str) -> dict[str, Any]:
             "speedup": summary.speedup.value,
             "speedup_ci95": summary.speedup.ci95,
         }
+    given = {"template_arguments": dict(report.template_arguments)} if report.template_arguments else {}
     return {
         "shape": shape,
         "dtype": report.dtype,
         "device": f"{report.device}, {report.threads} threads" if report.device == "cpu" else report.device,
         "temperature": report.params.temperature,
         "max_new_tokens": report.params.max_new_tokens,
+        **given,
         "timestamp": report.timestamp,
         "tasks": tasks,
     }
@@ -53,9 +55,11 @@ def record(model: DraftModel, entry: dict[str, Any]) -> None:
             f"{model.path or 'the head'} has no tercel.json to record results in; "
             "record them in a head that tercel saved, or leave out --record"
         )
-    told = ("shape", "dtype", "device", "temperature", "max_new_tokens")
+    told = ("shape", "dtype", "device", "temperature", "max_new_tokens", "template_arguments")
     others = [
-        old for old in model.info.measured.get("decoding", ()) if any(old[part] != entry[part] for part in told)
+        old
+        for old in model.info.measured.get("decoding", ())
+        if any(old.get(part) != entry.get(part) for part in told)
     ]
     measured = {**model.info.measured, "decoding": [*others, entry]}
     stored = json.loads((model.path / "tercel.json").read_text(encoding="utf-8"))

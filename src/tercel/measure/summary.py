@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tercel.decode.sampling import SamplingParams
@@ -100,7 +100,8 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Everything a benchmark found. time_split_ms: method → phase → milliseconds a step."""
+    """Everything a benchmark found. time_split_ms: method → phase → milliseconds a step. template_arguments: what
+    prompts were rendered with beside the messages."""
 
     target: str
     head: str | None
@@ -114,6 +115,7 @@ class BenchReport:
     versions: Mapping[str, str]
     timestamp: str
     n_alpha: NAlpha | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -122,6 +124,7 @@ class BenchReport:
             "dtype": self.dtype,
             "device": self.device,
             "threads": self.threads,
+            "template_arguments": dict(self.template_arguments),
             "tasks": {
                 task.name: {name: summary.to_json() for name, summary in task.methods.items()} for task in self.tasks
             },

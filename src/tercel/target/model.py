@@ -6,7 +6,7 @@ Shape legend: B rows, T block length, K hidden size, V vocabulary, n captured la
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
+from tercel.chat.arguments import with_arguments
 from tercel.errors import TercelError
 from tercel.target.attention import use_grouped_attention
 from tercel.target.cache import RowCache, TargetCache
@@ -44,6 +45,7 @@ class Target:
     """A frozen causal language model with hooks for its features, and what a head needs to know of it.
 
     samples: of the weights as stored, if the model was loaded from files; else they are taken from memory.
+    template_arguments: given to the tokenizer's chat template in all that this target renders.
     Raises `TercelError` for a model whose outputs cannot be followed, or that cannot be decoded even token by token.
     """
 
@@ -53,11 +55,15 @@ class Target:
         tokenizer: PreTrainedTokenizerBase | None,
         source: Source,
         samples: Samples | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         use_grouped_attention(model)
         self.model = model
         self._samples = samples
+        self.template_arguments = dict(template_arguments or {})
         self._tokenizer = tokenizer
+        if tokenizer is not None and self.template_arguments:
+            self._tokenizer = with_arguments(tokenizer, self.template_arguments)
         self.source = source
         config = model.config.get_text_config()
         self.config = config
@@ -89,12 +95,15 @@ class Target:
         device: str = "cpu",
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> Target:
         """Load `name`: a Hub id, a local folder, a GGUF file or a built-in alias.
 
         attn_implementation: None for `sdpa`, and `eager` where transformers says that the model's attention needs
         more than that (sinks, capped scores).
-        Raises `TercelError` if it cannot be found or loaded, or is not a causal language model.
+        template_arguments: what its chat template is given beside the messages, such as `{"enable_thinking": False}`.
+        Raises `TercelError` if it cannot be found or loaded, is not a causal language model, or has no template that
+        reads such arguments.
         """
         source = resolve(name)
         model = load_causal_lm(
@@ -105,7 +114,7 @@ class Target:
             trust_remote_code=trust_remote_code,
         )
         tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-        return cls(model, tokenizer, source, stored_samples(source))
+        return cls(model, tokenizer, source, stored_samples(source), template_arguments)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import Any
 
-from tercel.chat.identity import RECORD, TemplateIdentity
+from tercel.chat.identity import ARGUMENTS, RECORD, TemplateIdentity
 from tercel.chat.template import TemplateRefusalError
 from tercel.draft import Eagle3Head, TargetIdentity
 from tercel.draft.checkpoint import EMBEDDINGS, FROZEN, TRAINED
@@ -16,6 +17,12 @@ from tercel.train.config import TrainConfig
 
 def identity(target: Target) -> TargetIdentity:
     return TargetIdentity(target.source.name, target.fingerprint, target.tokenizer_digest)
+
+
+def run_target(target: Target) -> str:
+    """What of the target a resumed run must share: its weights, precision, and what its template was given."""
+    given = f" told {json.dumps(target.template_arguments, sort_keys=True)}" if target.template_arguments else ""
+    return f"{target.fingerprint} in {target.dtype}{given}"
 
 
 def data_facts(data: Split, supervised_tokens: int, coverage: float) -> dict[str, Any]:
@@ -46,11 +53,12 @@ def embedding_facts(head: Eagle3Head) -> dict[str, Any]:
 
 
 def _template(target: Target) -> dict[str, Any]:
-    """The chat template's identity: prompts rendered otherwise when serving cost acceptance."""
+    """The chat template's identity and arguments: prompts rendered otherwise when serving cost acceptance."""
     tokenizer = target.tokenizer
     if not tokenizer.chat_template:
         return {}
+    given = {ARGUMENTS: target.template_arguments} if target.template_arguments else {}
     try:
-        return {RECORD: TemplateIdentity.of(tokenizer).to_json()}
+        return {RECORD: {**TemplateIdentity.of(tokenizer).to_json(), **given}}
     except TemplateRefusalError:  # one that takes no plain question and answer
         return {}

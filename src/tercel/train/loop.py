@@ -31,7 +31,7 @@ from tercel.target.model import Target, default_feature_layers
 from tercel.train.acceptance import Acceptance, simulate
 from tercel.train.batches import Split, data_digest, plan_batches, split, supervised_counts, usable
 from tercel.train.config import RunFolder, TrainConfig
-from tercel.train.facts import data_facts, embedding_facts, identity, run_facts
+from tercel.train.facts import data_facts, embedding_facts, identity, run_facts, run_target
 from tercel.train.features import Encoded, FeatureSupply
 from tercel.train.initial import head_from, initialise_from_target
 from tercel.train.journal import Journal
@@ -119,7 +119,7 @@ class _Run:
         )
         self.coverage = self.vocabulary.coverage(counts)
         self.supervised_tokens = int(counts.sum())
-        self.key = config.digest(data_digest(chats), f"{target.fingerprint} in {target.dtype}")
+        self.key = config.digest(data_digest(chats), run_target(target))
         self.journal = Journal(folder.metrics)
         torch.manual_seed(config.seed)
         head = self._new_head(origin).to(target.device)

@@ -1,0 +1,138 @@
+"""Tool calls, answers of tools and thoughts, as data sets write them and as templates want them."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+
+from tercel.chat import Conversation, Message, Renderer, TokenizedChat, serving_prompt
+from tercel.chat.arguments import with_arguments
+from tercel.chat.records import parse_record
+from tercel.errors import TercelError
+
+from .tokenizers_for_tests import make_tokenizer
+
+SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
+
+
+def read(*messages: dict, **more) -> Conversation:
+    record = parse_record({"messages": list(messages), **more}, where="x", default_id="c", default_source="test")
+    assert isinstance(record, Conversation)
+    return record
+
+
+def call(arguments, id: str = "call12345") -> dict:
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": id, "type": "function", "function": {"name": "search", "arguments": arguments}}],
+    }
+
+
+ASKED = {"role": "user", "content": "What is two?"}
+FOUND = {"role": "tool", "tool_call_id": "call12345", "name": "search", "content": "two is 2"}
+SAID = {"role": "assistant", "content": "Two."}
+
+
+def supervised(chat: TokenizedChat, tokenizer) -> list[str]:
+    pairs = zip(chat.tokens.tolist(), chat.supervised.tolist(), strict=True)
+    runs = [(own, [token for token, _ in run]) for own, run in groupby(pairs, lambda pair: pair[1])]
+    return [tokenizer.decode(run) for own, run in runs if own]
+
+
+def all_supervised(conversation: Conversation, tokenizer) -> list[str]:
+    rendered = Renderer(tokenizer).render(conversation)
+    assert not rendered.dropped_turns, rendered.refusal
+    return [part for chat in rendered.chats for part in supervised(chat, tokenizer)]
+
+
+@pytest.mark.parametrize("family", ["tool-ids", "thinking-tools", "tools", "chatml"])
+def test_arguments_are_encoded_once_however_they_are_written(family):
+    tokenizer = make_tokenizer(family)
+    as_object = all_supervised(read(ASKED, call({"q": "two é"}), FOUND, SAID), tokenizer)
+    as_text = all_supervised(read(ASKED, call('{"q": "two é"}'), FOUND, SAID), tokenizer)
+    assert as_text == as_object
+    assert '{"q": "two é"}' in as_text[0]
+    assert '\\"' not in as_text[0]
+
+
+def test_arguments_that_are_no_object_stay_as_the_model_wrote_them():
+    tokenizer = make_tokenizer("tool-ids")
+    for written, seen in (("", "{}"), ('{"q": ', r'"{\"q\": "'), ("[1]", '"[1]"')):
+        (first, _) = all_supervised(read(ASKED, call(written), FOUND, SAID), tokenizer)
+        assert first == f"[call12345 search {seen}]<|im_end|>"
+
+
+def test_a_tools_answer_keeps_its_name_and_the_id_of_its_call():
+    tokenizer = make_tokenizer("tool-ids")
+    conversation = read(ASKED, call("{}"), FOUND, SAID)
+    again = parse_record(conversation.to_json(), where="x", default_id="c", default_source="test")
+    assert again == conversation
+    assert all_supervised(conversation, tokenizer) == ["[call12345 search {}]<|im_end|>", "Two.<|im_end|>"]
+    rendered = Renderer(tokenizer).render(read(ASKED, call("{}"), {**FOUND, "tool_call_id": None}, SAID))
+    assert dict(rendered.dropped_turns) == {"the chat template refuses the messages": 1}
+    with pytest.raises(TercelError, match="message 1: tool_call_id must be text, got"):
+        read({**FOUND, "tool_call_id": [1]})
+
+
+def test_tools_stand_in_the_prompt_and_only_the_assistant_is_supervised():
+    tokenizer = make_tokenizer("thinking-tools")
+    conversation = read(ASKED, call('{"q": "two"}'), FOUND, SAID, tools=[SEARCH["function"]])
+    rendered = Renderer(tokenizer).render(conversation)
+    assert rendered.turns == 2
+    for chat in rendered.chats:
+        assert tokenizer.decode(chat.tokens).startswith('<|im_start|>system\nTools:{"type": "function"')
+    assert [part for chat in rendered.chats for part in supervised(chat, tokenizer)] == [
+        '<tool_call>\n{"name": "search", "arguments": {"q": "two"}}\n</tool_call><|im_end|>',
+        "Two.<|im_end|>",
+    ]
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("family", ["thinking-tools", "tool-ids"])
+def test_thoughts_are_learned_under_whatever_name_they_come(family, key):
+    tokenizer = make_tokenizer(family)
+    conversation = read(ASKED, {**SAID, key: "one and one"})
+    assert conversation.messages[1].reasoning_content == "one and one"
+    (part,) = all_supervised(conversation, tokenizer)
+    assert part.startswith("<think>")
+    assert "one and one" in part
+    assert part.endswith("Two.<|im_end|>")
+
+
+def test_a_thought_must_be_text():
+    with pytest.raises(TercelError, match=r"message 2: thinking must be text, got \{"):
+        read(ASKED, {**SAID, "thinking": {"budget": 3}})
+
+
+@pytest.mark.parametrize("thought", [None, "", " \n"])
+def test_an_empty_thought_is_context(thought):
+    """Without thoughts an answer follows, as serving has it that is told not to think, an empty one of the prompt."""
+    tokenizer = make_tokenizer("thinking-tools")
+    for conversation in (
+        read(ASKED, {**SAID, "reasoning_content": thought}),
+        Conversation("c", (Message("user", "What is two?"), Message("assistant", "Two.", None, thought)), ""),
+    ):
+        (chat,) = Renderer(tokenizer).render(conversation).chats
+        assert supervised(chat, tokenizer) == ["Two.<|im_end|>"]
+        told = with_arguments(tokenizer, {"enable_thinking": False})
+        start = int(chat.supervised.argmax())
+        assert chat.tokens[:start].tolist() == serving_prompt(told, conversation.messages[:1])
+        (same,) = Renderer(told).render(conversation).chats
+        assert same.tokens.tolist() == chat.tokens.tolist()
+        assert same.supervised.tolist() == chat.supervised.tolist()
+
+
+def test_an_empty_thought_that_was_said_is_learned():
+    """As models do that are asked in words not to think."""
+    tokenizer = make_tokenizer("chatml")
+    said = "<think>\n\n</think>\n\nTwo."
+    assert all_supervised(read(ASKED, {**SAID, "content": said}), tokenizer) == [said + "<|im_end|>"]
+    thinking = make_tokenizer("qwen3")
+    assert all_supervised(read(ASKED, {**SAID, "content": said}), thinking) == [said + "<|im_end|>"]
+
+
+@pytest.mark.parametrize("family", ["chatml", "llama3", "gemma", "mistral", "tools", "tool-ids", "generation"])
+def test_most_templates_write_no_empty_thought(family):
+    assert Renderer(make_tokenizer(family)).template.empty_thought == ""
