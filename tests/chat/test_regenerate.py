@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,10 +182,18 @@ def test_failed_conversations_are_tried_again_by_a_resumed_run(tmp_path: Path) -
     assert {row["id"] for row in lines(out)} == {"good", "ill", "last"}
 
 
-def test_other_settings_or_prompts_are_refused(tmp_path: Path) -> None:
-    out, prompts = tmp_path / "out.jsonl", [asks("a", "x"), asks("b", "y")]
+def begun(out: Path) -> list[Conversation]:
+    """The prompts of a run that was killed when the first of two was answered."""
+    prompts = [asks("a", "x"), asks("b", "y")]
     with pytest.raises(Killed):
-        run(prompts, Echo(die_after=1), out)
+        run(prompts, Echo(1, die_after=1), out)
+    assert len(lines(out.with_name(out.name + ".part"))) == 1
+    return prompts
+
+
+def test_other_settings_or_prompts_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    prompts = begun(out)
     with pytest.raises(TercelError, match=r"was begun with temperature 0\.0, not 0\.5"):
         run(prompts, Echo(), out, temperature=0.5)
     with pytest.raises(TercelError, match=r"was begun with template_arguments None, not \{'style': 'x'\}"):
@@ -193,8 +203,60 @@ def test_other_settings_or_prompts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TercelError, match="prompts 2, not 3"):
         run([*prompts, asks("c", "z")], Echo(), out)
     (tmp_path / "out.jsonl.settings.json").unlink()
-    with pytest.raises(TercelError, match=r"no readable out\.jsonl\.settings\.json"):
+    before = (tmp_path / "out.jsonl.part").read_bytes()
+    with pytest.raises(TercelError, match=r"has no out\.jsonl\.settings\.json beside it"):
         run(prompts, Echo(), out)
+    assert (tmp_path / "out.jsonl.part").read_bytes() == before
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_without_an_answer_binds_nobody(tmp_path: Path, killed: bool) -> None:
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(Killed if killed else TercelError):
+        run([asks("a", "x")], Echo(die_after=0) if killed else Echo(fail="x"), out)
+    if not killed:
+        assert list(tmp_path.iterdir()) == []
+    run([asks("a", "another question")], Echo(), out, temperature=0.5)
+    assert json.loads((tmp_path / "out.jsonl.settings.json").read_text())["temperature"] == 0.5
+
+
+@pytest.mark.parametrize("name", ["out.jsonl.settings.json", "out.jsonl.part"])
+def test_files_of_somebody_else_are_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("[1, 2]")  # no line end: as a download that stopped
+    with pytest.raises(TercelError, match=re.escape(name)):
+        run([asks("a", "x")], Echo(), tmp_path / "out.jsonl")
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {name: "[1, 2]"}
+
+
+def test_only_one_process_answers_into_a_file(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+
+    class Second(Echo):
+        def poll(self) -> list[Answer]:
+            with pytest.raises(TercelError, match=rf"out.jsonl is being written by another process .*{os.getpid()}"):
+                run([asks("a", "x")], Echo(), out)
+            return super().poll()
+
+    run([asks("a", "x")], Second(), out)
+    assert {p.name for p in tmp_path.iterdir()} == {"out.jsonl", "out.jsonl.settings.json"}
+
+
+def test_a_link_is_followed_and_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "disk" / "real.jsonl")
+    run([asks("a", "x")], Echo(), tmp_path / "link.jsonl")
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert len(lines(tmp_path / "disk" / "real.jsonl")) == 1
+    for name in ("-", "/dev/null"):
+        with pytest.raises(TercelError, match="is no file"):
+            run([asks("a", "x")], Echo(), Path(name))
+
+
+@pytest.mark.parametrize("length", [246, 300])  # the settings' name is too long, and the file's own
+def test_names_that_are_too_long(tmp_path: Path, length: int) -> None:
+    with pytest.raises(TercelError, match="File name too long"):
+        run([asks("a", "x")], Echo(), tmp_path / ("n" * length))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_part_file(tmp_path: Path) -> None:

@@ -218,24 +218,52 @@ def test_a_save_that_fails_leaves_the_old_head_and_no_litter(saved, monkeypatch,
 
 
 def test_a_save_that_fails_at_the_second_file_leaves_nothing(tmp_path, monkeypatch):
-    def fail(path, value):
+    def fail(value):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write_json", fail)
+    monkeypatch.setattr(checkpoint, "as_json", fail)
     with pytest.raises(TercelError, match="No space left on device"):
         save_head(tiny_draft(), tmp_path / "head")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_new_head_takes_the_old_ones_place_but_for_what_is_kept(saved):
+def test_a_new_head_takes_the_old_ones_place_and_nothing_else(saved):
     (saved / "training").mkdir()
     (saved / "training" / "state").write_text("s")
-    (saved / "stale.txt").write_text("old")
-    other = tiny_draft(fc_norm=True)
-    save_head(other, saved, keep=("training", "absent"))
+    (saved / "thesis.txt").write_text("mine")
+    save_head(tiny_draft(fc_norm=True), saved, card="# Another head\n")
     assert load_head(saved).head.config.fc_norm
     assert (saved / "training" / "state").read_text() == "s"
-    assert not (saved / "stale.txt").exists()
+    assert (saved / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_files_of_another_maker_are_never_replaced(tmp_path, name):
+    (tmp_path / name).write_text("of a target, perhaps")
+    with pytest.raises(TercelError, match=f"holds a {name} that tercel did not write there"):
+        save_head(tiny_draft(), tmp_path)
+    assert files(tmp_path) == {name: b"of a target, perhaps"}
+
+
+def test_a_card_that_somebody_wrote_or_edited_stays(tmp_path, saved):
+    (tmp_path / "README.md").write_text("of my repository")
+    save_head(tiny_draft(), tmp_path, card="# A head\n")
+    save_head(tiny_draft(), tmp_path, card="# A head\n")
+    assert (tmp_path / "README.md").read_text() == "of my repository"
+    save_head(tiny_draft(), tmp_path / "own", card="# A head\n")
+    save_head(tiny_draft(), tmp_path / "own", card="# A better head\n")
+    assert (tmp_path / "own" / "README.md").read_text() == "# A better head\n"
+    (tmp_path / "own" / "README.md").write_text("# A better head, used by my lab\n")
+    save_head(tiny_draft(), tmp_path / "own", card="# The best head\n")
+    save_head(tiny_draft(), tmp_path / "own")
+    assert (tmp_path / "own" / "README.md").read_text() == "# A better head, used by my lab\n"
+
+
+def test_a_head_without_its_hidden_file_is_still_known(saved):
+    """As an earlier version wrote it, or as `cp folder/*` copies it."""
+    (saved / ".tercel-files.json").unlink()
+    save_head(tiny_draft(fc_norm=True), saved)
+    assert load_head(saved).head.config.fc_norm
 
 
 def test_a_head_with_nan_can_not_come_back(tmp_path):

@@ -23,6 +23,7 @@ from tercel.interop import export as export_module
 from tercel.interop.read import read_head
 from tercel.interop.views import ENGINES, view
 from tercel.interop.write_limits import check_expressible, engine_ids
+from tercel.locks import folder_lock
 from tests.interop.export_worlds import DEPTH, LLAMA3, draft, export
 from tests.tiny import VOCAB, save_tiny, save_tiny_gguf
 
@@ -256,18 +257,45 @@ def test_a_place_is_taken_only_where_an_export_was(tmp_path: Path) -> None:
     export(model, "vllm", out)
     with pytest.raises(TercelError, match="--overwrite"):
         export(model, "sglang", out)
+    (out / "thesis.txt").write_text("mine")
+    export(model, "trtllm", out, overwrite=True)
+    assert (out / "trtllm.yaml").is_file()
     export(model, "sglang", out, overwrite=True)
     assert view("sglang", out, DEPTH).layers == (2, 3, 6)
-    (out / "thesis.txt").write_text("mine")
-    with pytest.raises(TercelError, match="other things"):
-        export(model, "vllm", out, overwrite=True)
+    assert not (out / "trtllm.yaml").exists()  # of the export before
     assert (out / "thesis.txt").read_text() == "mine"
     with pytest.raises(TercelError, match="own folder"):
         export(replace(model, path=out), "vllm", out, overwrite=True)
+    (out / "README.md").write_text("my own words")
+    with pytest.raises(TercelError, match=r"README\.md in .* was edited"):
+        export(model, "vllm", out, overwrite=True)
     file = tmp_path / "file"
     file.write_text("x")
-    with pytest.raises(TercelError, match="is taken"):
+    with pytest.raises(TercelError, match="is a file"):
         export(model, "vllm", file, overwrite=True)
+
+
+def test_heads_and_other_folders_are_never_overwritten(tmp_path: Path) -> None:
+    """A head, the same without its hidden file (as an earlier version's exports), and a folder of something else."""
+    head, bare, other = tmp_path / "head", tmp_path / "bare", tmp_path / "other"
+    save_head(draft(), head, card="# A card\n")
+    save_head(draft(), bare, card="# A card\n")
+    (bare / ".tercel-files.json").unlink()
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    for out in (head, bare, other):
+        with pytest.raises(TercelError, match="holds other things than an export"):
+            export(draft(), "vllm", out, overwrite=True)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+    export(draft(), "vllm", tmp_path / "export")
+    with pytest.raises(TercelError, match=r"holds another thing of tercel's \(export\)"):
+        save_head(draft(), tmp_path / "export")
+
+
+def test_only_one_process_exports_into_a_folder(tmp_path: Path) -> None:
+    with folder_lock(tmp_path / "out"), pytest.raises(TercelError, match="is being written by another process"):
+        export(draft(), "vllm", tmp_path / "out")
 
 
 def test_a_head_that_does_not_know_its_target_needs_one(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_a_published_head_comes_back_as_it_was(hub: Hub) -> None:
     for name, weight in model.head.state_dict().items():
         assert torch.equal(weight, back.head.state_dict()[name])
     assert ("create", "me/head", True, True) in hub.calls
+    assert not [p for p in (hub.folder / "me" / "head").iterdir() if p.name.startswith(".")]
 
 
 def test_the_card_has_what_the_hub_reads_and_how_to_serve(hub: Hub) -> None:
@@ -119,11 +120,21 @@ def test_no_such_repository_and_no_connection(hub: Hub, monkeypatch: pytest.Monk
 def test_saving_writes_the_card_too(tmp_path: Path) -> None:
     assert save_pretrained(tiny_draft(), tmp_path / "h") == tmp_path / "h"
     assert {p.name for p in (tmp_path / "h").iterdir()} == {
+        ".tercel-files.json",
         "README.md",
         "config.json",
         "model.safetensors",
         "tercel.json",
     }
+
+
+def test_saving_into_a_folder_that_is_in_use_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.c").write_text("years of work")
+    (tmp_path / "README.md").write_text("of the whole")
+    save_pretrained(tiny_draft(), tmp_path)
+    assert (tmp_path / "src" / "main.c").read_text() == "years of work"
+    assert (tmp_path / "README.md").read_text() == "of the whole"
 
 
 def test_push_as_a_user_runs_it(hub: Hub, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,6 +72,13 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-30])
 
 
+def flip(path):
+    """One bit of a weight."""
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+
+
 def rename(path):
     save_file({"something": torch.ones(2)}, path)
 
@@ -79,14 +87,29 @@ def shorten(path):
     save_file({**load_file(path), "features": torch.ones(2, 96)}, path)
 
 
-@pytest.mark.parametrize("damage", [cut, rename, shorten, lambda path: path.write_bytes(b"")])
+def as_an_earlier_version(path):
+    save_file(load_file(path), path)
+
+
+def of_another_chat(path):
+    stored = load_file(path)
+    right = features._checksum("another.safetensors", features.Encoded(stored["features"], stored["hidden"]))
+    save_file(stored, path, metadata={features.CHECKSUM: right})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [cut, flip, rename, shorten, as_an_earlier_version, of_another_chat, lambda path: path.write_bytes(b"")],
+)
 def test_damaged_entries_are_made_again(tmp_path, damage):
     supply = supply_of(cache=tmp_path)
     truth = supply.batch(CHATS)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
     for path in before:
         damage(path)
-    equal(supply_of(cache=tmp_path).batch(CHATS), truth)
+    again = supply_of(cache=tmp_path)
+    equal(again.batch(CHATS), truth)
+    assert again.made_again == 3
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")} == before
 
 
@@ -98,6 +121,19 @@ def test_other_layers_targets_dtypes_and_masks_have_other_entries(tmp_path):
     supply_of(cache=tmp_path, dtype=torch.bfloat16).batch(one)
     supply_of(cache=tmp_path).batch([chat(CHATS[0].tokens.tolist(), [True] * 9)])
     assert len(list(tmp_path.rglob("*.safetensors"))) == 5
+
+
+def test_a_batch_partly_from_the_cache_is_on_one_device(tmp_path, monkeypatch):
+    """What comes from files is on the CPU, what comes from the target on its device."""
+    supply_of(cache=tmp_path).batch(CHATS[:1])
+    supply = supply_of(cache=tmp_path)
+    meta = torch.device("meta")
+    monkeypatch.setattr(supply, "target", SimpleNamespace(device=meta))
+    monkeypatch.setattr(supply, "_write", lambda *_: None)
+    fresh = supply_of()._run(CHATS[1:2])
+    there = [features.Encoded(e.features.to(meta), e.hidden.to(meta)) for e in fresh]
+    monkeypatch.setattr(supply, "_run", lambda _: there)
+    assert {part.device for e in supply._encode(CHATS[:2]) for part in (e.features, e.hidden)} == {meta}
 
 
 @given(lengths=st.lists(st.integers(1, 60), max_size=12))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tercel.draft import load_head
 from tercel.errors import TercelError
+from tercel.measure.record import record
 from tercel.train import state as state_module
 from tercel.train.acceptance import simulate
 from tercel.train.batches import split, usable
@@ -20,6 +24,7 @@ from tercel.train.config import RunFolder, TrainConfig
 from tercel.train.features import FeatureSupply
 from tercel.train.loop import train
 from tercel.train.state import load_state
+from tests.measure.test_record import entry
 from tests.train.worlds import random_chat, target_of
 
 CHATS = [random_chat(12 + seed % 5, seed) for seed in range(14)]
@@ -240,18 +245,121 @@ def test_a_full_disk_is_told_and_the_run_can_go_on(tmp_path, whole, monkeypatch)
         patch.setattr(state_module.torch, "save", full)
         with pytest.raises(TercelError, match="No space left on device"):
             run(tmp_path / "r")
-    assert not list(RunFolder(tmp_path / "r").training.glob(".*"))
+    assert [p.name for p in RunFolder(tmp_path / "r").training.glob(".*")] == [".tercel-files.json"]
     run(tmp_path / "r")
     same(tmp_path / "r", whole)
 
 
-def test_a_damaged_state_is_told(tmp_path):
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:500])
+
+
+def flip(path: Path) -> None:
+    """One bit, in the middle of the file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+def test_a_damaged_state_is_told(tmp_path, damage):
     run(tmp_path / "r", stop_after=1)
-    path = RunFolder(tmp_path / "r").state
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(TercelError, match=r"state.pt is damaged .*delete it to start over"):
+    damage(RunFolder(tmp_path / "r").state)
+    with pytest.raises(TercelError, match=r"state.pt is missing or damaged.*begin anew with --overwrite"):
         run(tmp_path / "r")
-    assert load_state(tmp_path / "none.pt", "key") is None
+    assert load_state(tmp_path, "key") is None
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tercel.json"])
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+def test_damaged_heads_are_written_again(tmp_path, whole, damage, name):
+    """Also those of a run that has ended, whose best head is of an earlier step than its state."""
+    out = Path(shutil.copytree(whole, tmp_path / "r"))
+    damage(out / name)
+    damage(out / "last" / name)
+    summary = run(out)
+    assert [note for note in summary.notes if name in note and "missing or damaged" in note] == list(summary.notes)
+    assert len(summary.notes) == 2
+    same(out, whole)
+    assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == {
+        p.name: p.read_bytes() for p in whole.iterdir() if p.is_file()
+    }
+    assert run(out).notes == ()
+
+
+def test_a_damaged_journal_is_no_fault_of_the_run(tmp_path, whole):
+    run(tmp_path / "r", stop_after=3)
+    with RunFolder(tmp_path / "r").metrics.open("ab") as stream:
+        stream.write(b'[1]\n{"no": "step"}\n\xff\xfe\n')
+    run(tmp_path / "r")
+    same(tmp_path / "r", whole)
+
+
+def test_results_recorded_with_a_head_outlive_the_same_command_again(tmp_path, whole):
+    out = Path(shutil.copytree(whole, tmp_path / "r"))
+    record(load_head(out), entry())
+    assert run(out).notes == ()
+    assert load_head(out).info.measured["decoding"] == [entry()]
+
+
+def test_what_a_user_lays_beside_a_run_stays(tmp_path, whole):
+    out = tmp_path / "r"
+    run(out, stop_after=2)
+    mine = {"notes.txt": b"mine", ".git/HEAD": b"ref", "last/notes.txt": b"too", "training/x.csv": b"1,2"}
+    for name, data in mine.items():
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_bytes(data)
+    (out / "README.md").write_text("my own card")
+    run(out)
+    same(out, whole)
+    for _ in range(2):
+        assert {name: (out / name).read_bytes() for name in mine} == mine
+        assert (out / "README.md").read_text() == "my own card"
+        run(out, TrainConfig(**{**vars(SMALL), "seed": 1}), overwrite=True, stop_after=2)
+
+
+def test_files_of_somebody_else_in_the_way_are_found_before_the_first_step(tmp_path):
+    run(tmp_path / "r", stop_after=1)
+    (tmp_path / "r" / "config.json").write_text("{}")
+    with pytest.raises(TercelError, match=r"holds a config\.json that tercel did not write there"):
+        run(tmp_path / "r")
+    assert (tmp_path / "r" / "config.json").read_text() == "{}"
+
+
+def test_only_one_process_trains_into_a_folder(tmp_path, whole):
+    refusals = []
+
+    class Second(Recorder):
+        def stepped(self, step, metrics):
+            with pytest.raises(TercelError, match=f"r is being written by another process .*{os.getpid()}") as told:
+                run(tmp_path / "r")
+            refusals.append(told)
+
+    run(tmp_path / "r", watcher=Second())
+    assert len(refusals) > 3
+    same(tmp_path / "r", whole)
+
+
+def test_into_a_link_and_into_the_folder_one_is_in(tmp_path, whole, monkeypatch):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    (tmp_path / "later").symlink_to(tmp_path / "not yet")
+    for out in (tmp_path / "link", tmp_path / "later"):
+        run(out, stop_after=2)
+        run(out)
+        assert out.is_symlink()
+        same(out, whole)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    run(Path("."))
+    same(tmp_path / "here", whole)
+
+
+def test_a_disk_without_room_is_told_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=10**9, free=10_000))
+    with pytest.raises(TercelError, match=r"needs room for \d+ MB, but the disk has 0 MB left"):
+        run(tmp_path / "r")
+    assert not RunFolder(tmp_path / "r").metrics.exists()
 
 
 def test_a_loss_that_explodes_stops_the_run_and_keeps_the_last_state(tmp_path, monkeypatch):
@@ -263,8 +371,6 @@ def test_a_loss_that_explodes_stops_the_run_and_keeps_the_last_state(tmp_path, m
 
 
 def explode():
-    from types import SimpleNamespace
-
     nan = torch.tensor(float("nan"), requires_grad=True)
     return SimpleNamespace(loss=nan * 1, steps=[SimpleNamespace(correct=torch.zeros(1, dtype=torch.bool))])
 

@@ -16,10 +16,12 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from tercel.chat.conversation import Conversation, Message
-from tercel.chat.part_file import append_line, claim, finished_ids
+from tercel.chat.part_file import append_line, appending, claim, drop_if_empty, finish, finished_ids
 from tercel.chat.render import answer_text
 from tercel.chat.template import require_template, serving_prompt
 from tercel.errors import TercelError
+from tercel.files import is_stream, require_free
+from tercel.locks import beside, one_at_a_time
 
 TOO_LONG = "the prompt exceeds the context"
 NO_QUESTION = "no user turn"
@@ -116,22 +118,44 @@ def regenerate(
     are skipped, failed ones are not written (a resumed run tries them again). Each line has `finish` ("stop"
     or "length") and `answer_ids` (the generated ids) per answer.
 
-    Raises `TercelError` if `out_path` exists, if the part file was begun with other prompts or settings, if a
-    line of it is damaged (other than a torn last one), and if nothing at all was answered.
+    Raises `TercelError` if `out_path` exists or another process writes it, if the part file was begun with other
+    prompts or settings, if a line of it is damaged (other than a torn last one), and if nothing at all was answered.
     """
     require_template(tokenizer)
     if in_flight < 1:
         raise TercelError(f"at least 1 conversation must be in flight, got {in_flight}")
-    if out_path.exists():
-        raise TercelError(f"{out_path} exists already; remove it or choose another name")
+    if is_stream(out_path):
+        raise TercelError(f"{out_path} is no file, and answers are kept in one to go on from; give another --out")
+    out = Path(os.path.realpath(out_path))  # a link stays, and what it points to is written
     conversations = _with_unique_ids(prompts)
     if not conversations:
         raise TercelError("there are no prompts to answer")
-    part = out_path.with_name(out_path.name + ".part")
-    claim(part, out_path, conversations, asdict(settings))
+    part = out.with_name(out.name + ".part")
+    with one_at_a_time(beside(out, "lock"), out_path):
+        require_free(out)
+        claim(part, out, conversations, asdict(settings))
+        try:
+            report = _answer(conversations, respond, part, tokenizer, settings, in_flight, on_progress)
+        except TercelError:
+            drop_if_empty(part, out)
+            raise
+        finish(part, out)
+    return report
+
+
+def _answer(
+    conversations: list[Conversation],
+    respond: Responder,
+    part: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: RegenerateSettings,
+    in_flight: int,
+    on_progress: Callable[[RegenerateReport], None] | None,
+) -> RegenerateReport:
+    """Answer what the part file lacks. Raises `TercelError` if nothing at all was answered."""
     finished = finished_ids(part)
     left = [conversation for conversation in conversations if conversation.id not in finished]
-    with part.open("a", encoding="utf-8") as out:
+    with appending(part) as out:
         job = _Job(respond, tokenizer, settings, in_flight, on_progress, lambda row: append_line(out, row))
         job.read, job.done_before = len(conversations), len(conversations) - len(left)
         job.run(left)
@@ -139,7 +163,6 @@ def regenerate(
     if not report.answered and not report.done_before:
         reason = max(report.reasons, key=lambda name: report.reasons[name], default="no reason given")
         raise TercelError(f"none of the {report.read} conversations was answered: {reason}")
-    os.replace(part, out_path)
     return report
 
 

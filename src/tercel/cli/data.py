@@ -17,7 +17,7 @@ from tercel.cli.options import JsonFile, TemplateArgs
 from tercel.cli.paths import user_name, user_path
 from tercel.cli.plain import visible
 from tercel.errors import TercelError
-from tercel.files import atomic_file, write_json
+from tercel.files import atomic_file, require_free, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,8 +92,7 @@ def clean(
     """Write the conversations whose prompts overlap with no evaluation prompt, as `messages` JSONL."""
     from tercel.chat import find_overlaps, read_conversations, read_eval_prompts
 
-    if out.exists():
-        raise TercelError(f"{out} exists already; remove it or choose another name")
+    require_free(out)
     notes: list[str] = []
     report = find_overlaps(read_conversations(file, notes=notes), read_eval_prompts(against), ngram)
     if not report.kept:

@@ -16,6 +16,7 @@ from tercel.cli.models import open_proposer, open_sampling, open_target, say_whe
 from tercel.cli.options import DraftKind, DraftOptions, FollowConfig, ModelOptions, Sample, Temperature
 from tercel.cli.paths import user_name, user_path
 from tercel.errors import TercelError
+from tercel.files import require_free
 from tercel.heads import shipped
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ def command(
 
     given = {"temperature": temperature, "seed": seed, "max_new_tokens": max_new_tokens}
     asked = Asked(given, sample, generation_config)
-    if out.exists():
-        raise TercelError(f"{out} exists already; remove it or choose another name")
+    require_free(out)
     notes: list[str] = []
     conversations = list(read_conversations(prompts, limit, notes))
     loaded = open_target(target, model)

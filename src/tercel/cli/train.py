@@ -121,7 +121,7 @@ def command(
             metavar="DIR", parser=user_path, help="Keep the target's features there for later epochs and runs."
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Throw away what --out holds.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew, in place of the run in --out.")] = False,
 ) -> None:
     """Train a draft head; the same command again goes on where a stopped run left off."""
     settings = recipe.config()
@@ -196,6 +196,8 @@ def print_summary(console: PlainConsole, summary: TrainSummary, target: str) -> 
         table.add_column(f"{n}-α", justify="right")
     table.add_row(f"{best.tau:.3f}", *(f"{value:.3f}" for value in best.alpha))
     console.print(table)
+    for note in summary.notes:
+        console.print_line(f"note: {note}")
     lines = [
         f"{summary.steps:,} steps, {summary.tokens:,} tokens in {summary.seconds:,.0f} s",
         f"head    {summary.out}",

@@ -8,7 +8,7 @@ tercel.json        feature layers and their convention, the target it belongs to
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from tercel.draft.eagle1 import Eagle1Head
 from tercel.draft.head import Eagle3Head
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.errors import TercelError
-from tercel.files import atomic_dir, share_as_usual, write_json
+from tercel.file_set import CARD, CONFIG, RECORD, WEIGHTS, file_set, may_replace_card
+from tercel.files import as_json
 
 FORMAT = 1
 _MAPS = ("d2t", "t2d")
@@ -85,32 +86,27 @@ class DraftModel:
 
 
 def save_head(
-    model: DraftModel,
-    out: Path,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    card: str | None = None,
-    keep: Sequence[str] = (),
+    model: DraftModel, out: Path, *, dtype: torch.dtype = torch.bfloat16, card: str | None = None
 ) -> None:
-    """Write the checkpoint folder whole or not at all.
+    """Write the checkpoint into the folder `out`, all of it or nothing; other files there stay.
 
-    `card` becomes its README.md; `keep` names entries of a folder already there that stay (a run's files).
+    `card` becomes its README.md, unless there is one that somebody else wrote or edited.
+    Raises `TercelError` if a file of another maker is in the way, or the folder cannot be written.
     """
     tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.eagle3.named_parameters()}
     tensors["d2t"] = model.vocabulary.d2t
     tensors["t2d"] = model.vocabulary.t2d
-    with atomic_dir(out, keep=keep) as partial:
+    with file_set(out, "head") as staging:
         try:
-            save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
-            share_as_usual(partial / "model.safetensors")  # safetensors makes files only their owner can read
+            save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
         except (SafetensorError, OSError) as error:
             raise TercelError(
                 f"writing the head to {out} failed: {error}; free space or choose another --out"
             ) from error
-        write_json(partial / "config.json", public_config(model.head.config, dtype))
-        write_json(partial / "tercel.json", description(model))
-        if card is not None:
-            (partial / "README.md").write_text(card, encoding="utf-8")
+        (staging / CONFIG).write_text(as_json(public_config(model.head.config, dtype)), encoding="utf-8")
+        (staging / RECORD).write_text(as_json(description(model)), encoding="utf-8")
+        if card is not None and may_replace_card(out):
+            (staging / CARD).write_text(card, encoding="utf-8")
 
 
 def description(model: DraftModel) -> dict[str, Any]:

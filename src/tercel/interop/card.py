@@ -9,6 +9,7 @@ from tercel.draft import DraftModel
 from tercel.draft.checkpoint import EMBEDDINGS
 
 ENGINES = ("vllm", "sglang")
+_RESULTS = "## Measured"
 
 
 def head_card(model: DraftModel) -> str:
@@ -20,11 +21,21 @@ def head_card(model: DraftModel) -> str:
         _front_matter(name, licence),
         _opening(model, name),
         _commands(name or "TARGET"),
-        f"## Measured\n{_measured(info.measured)}\n",
+        f"{_RESULTS}\n{_measured(info.measured)}\n",
         f"## Data\n{_data(info.training, licence)}\n",
         f"## Recipe\n{_recipe(model)}\n",
     ]
     return "\n".join(parts)
+
+
+def with_results(card: str, measured: dict[str, Any]) -> str:
+    """A card that somebody edited, with only its section of results made anew (added, if it has none)."""
+    section = f"{_RESULTS}\n{_measured(measured)}\n"
+    before, found, rest = card.partition(f"{_RESULTS}\n")
+    if not found:
+        return f"{card.rstrip()}\n\n{section}"
+    heading = rest.find("\n## ")
+    return before + section + (rest[heading:] if heading >= 0 else "")
 
 
 def _front_matter(name: str, licence: str) -> str:
@@ -90,8 +101,8 @@ def held_out_basis(held_out: dict[str, Any]) -> str:
 def _decoding(run: dict[str, Any]) -> str:
     """A run of `tercel bench --record` as a table."""
     rows = [
-        f"| {task} | {m['questions']} | {m['tau']:.2f} | {m['speedup']:.2f} "
-        f"[{m['speedup_ci95'][0]:.2f}, {m['speedup_ci95'][1]:.2f}] |"
+        f"| {task} | {m['questions']} | {'–' if m['tau'] is None else format(m['tau'], '.2f')} | "
+        f"{m['speedup']:.2f}{_interval(m['speedup_ci95'])} |"
         for task, m in run["tasks"].items()
     ]
     return "\n".join(
@@ -104,6 +115,11 @@ def _decoding(run: dict[str, Any]) -> str:
             *rows,
         ]
     )
+
+
+def _interval(ci95: list[float] | None) -> str:
+    """Empty for a single question, which tells nothing of the spread."""
+    return "" if ci95 is None else f" [{ci95[0]:.2f}, {ci95[1]:.2f}]"
 
 
 def _data(training: dict[str, Any], licence: str) -> str:

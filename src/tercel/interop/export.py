@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import torch
 from tercel.draft import DraftModel, Eagle3Head, HeadConfig
 from tercel.draft.checkpoint import EMBEDDINGS, TRAINED
 from tercel.errors import TercelError
-from tercel.files import atomic_dir, write_json, write_text
+from tercel.file_set import CARD, CONFIG, file_set, interrupted, may_replace_card, read_manifest, refuse_foreign, settle
+from tercel.files import as_json
 from tercel.interop.launch import DraftShape, trtllm_options
 from tercel.interop.proof import Check, prove
 from tercel.interop.write_config import engine_config
@@ -19,6 +22,9 @@ from tercel.interop.write_folder import KEEPS_OWN_FILE, smallest_exact, write_ow
 from tercel.interop.write_gguf import write_gguf
 from tercel.interop.write_limits import check_expressible, engine_ids, ids_mean
 from tercel.interop.write_readme import DRAFT_FILE, readme, started_with
+from tercel.locks import OURS, folder_lock
+
+KIND = "export"
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,8 @@ def export_head(
     target_name: what the engine will load as the target (a path or Hub id); target_config: its `config.json`, for its
     depth, family and architectures; target_gguf: llama.cpp's target, whose tokenizer the draft carries.
     The written folder is read back as the engine would (`views`) and compared with `model`: tensors, layers, flags,
-    vocabulary, RoPE, draft logits. `out` is whole and proven, or it is not there (or as it was).
+    vocabulary, RoPE, draft logits. `out` is whole and proven, or it is not there (or as it was);
+    other files in it stay.
     Raises `TercelError` for what the engine cannot express, for a place that is taken, and for any difference.
     """
     shape = shape or DraftShape()
@@ -75,11 +82,10 @@ def export_head(
         raise TercelError(
             "llama.cpp's draft carries the target's tokenizer; give --target FILE.gguf, the one llama-server will run"
         )
-    _check_place(out, model.path, overwrite)
     dtype = smallest_exact(model)
     engine_target = str(target_gguf) if engine == "llamacpp" else target_name
     command = started_with(engine, out, engine_target, shape)
-    with atomic_dir(out) as partial:
+    with folder_lock(out), _opened(out, model.path, overwrite) as partial:
         if engine == "llamacpp":
             assert target_gguf is not None
             write_gguf(model, partial / DRAFT_FILE, dtype, target_name, target_gguf)
@@ -88,7 +94,7 @@ def export_head(
             _write_folder(model, engine, partial, out, dtype, target_name, architectures, shape)
         checks = prove(model, engine, partial, target_type)
         card = readme(model, engine, out, engine_target, command, checks, warnings, shape)
-        write_text(partial / "README.md", card)
+        (partial / CARD).write_text(card, encoding="utf-8")
         files = tuple((file.name, file.stat().st_size) for file in sorted(partial.iterdir()))
     return ExportReport(
         engine=engine,
@@ -118,14 +124,18 @@ def _write_folder(
     config = model.head.config
     write_weights(model, engine, partial, dtype)
     learn = model.info.training.get(EMBEDDINGS) == TRAINED
-    write_json(partial / "config.json", engine_config(engine, config, dtype, target_name, architectures, shape, learn))
+    _write_json(partial / CONFIG, engine_config(engine, config, dtype, target_name, architectures, shape, learn))
     ids = engine_ids(engine, config.feature_layers)
     if engine in KEEPS_OWN_FILE:
         write_own_file(model, partial)
     if engine == "trtllm":
-        write_text(partial / "trtllm.yaml", trtllm_options(str(out), shape, ids))
+        (partial / "trtllm.yaml").write_text(trtllm_options(str(out), shape, ids), encoding="utf-8")
     if engine == "openvino":
-        write_json(partial / "openvino.json", {"hidden_layers_list": list(ids)})
+        _write_json(partial / "openvino.json", {"hidden_layers_list": list(ids)})
+
+
+def _write_json(file: Path, value: Any) -> None:
+    file.write_text(as_json(value), encoding="utf-8")
 
 
 def _text_part(target_config: dict[str, Any] | None) -> dict[str, Any]:
@@ -163,17 +173,24 @@ def _with_config(head: Eagle3Head, config: HeadConfig) -> Eagle3Head:
     return moved.eval().requires_grad_(False)
 
 
-def _check_place(out: Path, source: Path | None, overwrite: bool) -> None:
-    if not out.exists():
-        return
+def _opened(out: Path, source: Path | None, overwrite: bool) -> AbstractContextManager[Path]:
+    """Where to write the files of `out`. Raises `TercelError` unless `out` is free, or holds an export that may be
+    overwritten (one that was interrupted always may).
+    """
     if source is not None and out.resolve() == source.resolve():
         raise TercelError(f"--out {out} is the head's own folder, which an export would replace; give another")
-    if not out.is_dir() or (any(out.iterdir()) and not overwrite):
-        raise TercelError(f"--out {out} is taken; give another folder, or --overwrite to replace an earlier export")
-    if any(out.iterdir()) and not _is_export(out):
-        raise TercelError(f"{out} holds other things than an exported head, so it is not replaced; give another --out")
-
-
-def _is_export(folder: Path) -> bool:
-    known = {"config.json", "model.safetensors", "README.md", "tercel.json", "trtllm.yaml", "openvino.json", DRAFT_FILE}
-    return all(entry.is_file() and entry.name in known for entry in folder.iterdir())
+    unfinished = interrupted(out)
+    settle(out)
+    manifest = read_manifest(out)
+    free = manifest is None and all(name.startswith(OURS) for name in os.listdir(out))
+    if not free and (manifest is None or manifest.kind != KIND):
+        raise TercelError(
+            f"{out} holds other things than an export of this version, so nothing is written there; give another --out"
+        )
+    if manifest is not None:
+        if not overwrite and not unfinished:
+            raise TercelError(f"--out {out} is taken; give another folder, or --overwrite to replace the export there")
+        refuse_foreign(out, manifest.files)
+        if not may_replace_card(out):
+            raise TercelError(f"{CARD} in {out} was edited since it was written; move it away or give another --out")
+    return file_set(out, KIND)

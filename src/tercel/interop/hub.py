@@ -10,10 +10,12 @@ import torch
 
 from tercel.draft import DraftModel, save_head
 from tercel.errors import TercelError
+from tercel.file_set import MANIFEST
 from tercel.heads import resolve_head
 from tercel.hub import HubName
 from tercel.interop.card import head_card
 from tercel.interop.read import read_head
+from tercel.locks import folder_lock
 
 
 def from_pretrained(name: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> DraftModel:
@@ -25,9 +27,14 @@ def from_pretrained(name: str | Path, *, dtype: torch.dtype = torch.float32, dev
 
 
 def save_pretrained(model: DraftModel, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> Path:
-    """Write `model` with its card to `folder`, whole or not at all; what was there gives way."""
+    """Write `model` with its card to `folder`, all of it or nothing; a head of this package gives way.
+
+    Other files there stay, a README.md of the user's too. Raises `TercelError` if another maker's config.json or
+    model.safetensors is in the way, another process writes there, or the folder cannot be written.
+    """
     path = Path(folder)
-    save_head(model, path, dtype=dtype, card=head_card(model))
+    with folder_lock(path):
+        save_head(model, path, dtype=dtype, card=head_card(model))
     return path
 
 
@@ -59,6 +66,7 @@ def push_to_hub(
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = save_pretrained(replace(model, info=told), Path(scratch) / "head", dtype=dtype)
+        (folder / MANIFEST).unlink()  # of use only where the head is written again
         api = HfApi(library_name="tercel")
         try:
             api.create_repo(on_hub.id, private=private, exist_ok=True)

@@ -12,7 +12,8 @@ from torch import Tensor
 from tercel.draft import DraftModel
 from tercel.draft.checkpoint import description
 from tercel.errors import TercelError
-from tercel.files import share_as_usual, write_json
+from tercel.file_set import RECORD, WEIGHTS
+from tercel.files import as_json
 
 KEEPS_OWN_FILE = ("vllm", "sglang", "trtllm", "openvino")  # tensors keep their names, so tercel.json still fits
 
@@ -32,10 +33,9 @@ def write_weights(model: DraftModel, engine: str, folder: Path, dtype: torch.dty
         renamed = name.replace("midlayer.", "layers.0.") if engine == "speculators" else name
         tensors[renamed] = parameter.detach().to("cpu", dtype).contiguous()
     tensors |= _maps(model, engine)
-    file = folder / "model.safetensors"
+    file = folder / WEIGHTS
     try:
         save_file(tensors, file, metadata={"format": "pt"})
-        share_as_usual(file)
     except (SafetensorError, OSError) as error:
         raise TercelError(f"writing {file.name} failed: {error}; free space or choose another --out") from error
 
@@ -51,4 +51,4 @@ def _maps(model: DraftModel, engine: str) -> dict[str, Tensor]:
 
 def write_own_file(model: DraftModel, folder: Path) -> None:
     """`tercel.json`, which no engine reads: with it the folder is read back exactly, history included."""
-    write_json(folder / "tercel.json", description(model))
+    (folder / RECORD).write_text(as_json(description(model)), encoding="utf-8")

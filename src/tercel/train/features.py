@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
@@ -22,6 +23,7 @@ from tercel.train.losses import Teacher
 from tercel.train.ttt import Batch
 
 PADDING_WASTE = 1.15
+CHECKSUM = "crc32"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,10 @@ class Encoded:
 
 class FeatureSupply:
     """Makes `Batch`es of chats. With `cache`, what the target gave is kept in files and read from there next
-    time (`(n*K + K)` numbers a token: 4.6 KB for a target of width 576 in bfloat16)."""
+    time (`(n*K + K)` numbers a token: 4.6 KB for a target of width 576 in bfloat16).
+
+    made_again: how many files were there but damaged, or without a checksum.
+    """
 
     def __init__(
         self, target: Target, head: Eagle3Head, vocabulary: DraftVocabulary, cache: Path | None = None
@@ -47,6 +52,7 @@ class FeatureSupply:
         layers = head.config.feature_layers
         key = f"{target.fingerprint}-{'_'.join(map(str, layers))}-{str(target.dtype).removeprefix('torch.')}"
         self._folder = cache / key if cache is not None else None
+        self.made_again = 0
 
     @torch.no_grad()
     def batch(self, chats: Sequence[TokenizedChat], encoded: Sequence[Encoded] | None = None) -> Batch:
@@ -58,13 +64,13 @@ class FeatureSupply:
         before = torch.cat([_before_supervised(chat) for chat in chats])
         teacher_row = torch.full((len(tokens),), -1, dtype=torch.long)
         teacher_row[before] = torch.arange(int(before.sum()))
-        hidden = torch.cat([e.hidden for e in encoded]).to(device)
+        hidden = torch.cat([e.hidden for e in encoded])
         tokens = tokens.to(device)
         return Batch(
             tokens=tokens,
             lengths=[len(c.tokens) for c in chats],
             supervised=supervised,
-            features=torch.cat([e.features for e in encoded]).to(device),
+            features=torch.cat([e.features for e in encoded]),
             embeddings=None if self.head.config.own_embeddings else self.target.embed(tokens),
             teacher=Teacher.of(self.target, hidden, self.vocabulary, self.to_draft),
             teacher_row=teacher_row.to(device),
@@ -111,18 +117,36 @@ class FeatureSupply:
         if file is None or not file.is_file():
             return None
         try:
-            stored = load_file(file)
-            encoded = Encoded(stored["features"], stored["hidden"])
-        except (SafetensorError, OSError, KeyError):
-            return None  # a damaged cache entry is made again
-        whole = len(encoded.features) == len(chat) and len(encoded.hidden) == int(_before_supervised(chat).sum())
-        return encoded if whole else None
+            with safe_open(file, framework="pt") as stored:
+                encoded = Encoded(stored.get_tensor("features"), stored.get_tensor("hidden"))
+                whole = (stored.metadata() or {}).get(CHECKSUM) == _checksum(file.name, encoded)
+        except (SafetensorError, OSError):
+            whole = False
+        if not whole:
+            self.made_again += 1
+            return None
+        return Encoded(encoded.features.to(self.target.device), encoded.hidden.to(self.target.device))
 
     def _write(self, chat: TokenizedChat, encoded: Encoded) -> None:
         file = self._file(chat)
-        if file is not None:
-            with atomic_file(file) as partial:
-                save_file({"features": encoded.features.cpu(), "hidden": encoded.hidden.cpu().contiguous()}, partial)
+        if file is None:
+            return
+        kept = Encoded(encoded.features.cpu().contiguous(), encoded.hidden.cpu().contiguous())
+        with atomic_file(file, durable=False) as partial:  # what a power cut spoils is noticed, and made again
+            save_file(
+                {"features": kept.features, "hidden": kept.hidden},
+                partial,
+                metadata={CHECKSUM: _checksum(file.name, kept)},
+            )
+
+
+def _checksum(name: str, encoded: Encoded) -> str:
+    """Of both tensors, their types and shapes, and the file's name, which says whose they are."""
+    digest = zlib.crc32(name.encode())
+    for tensor in (encoded.features, encoded.hidden):
+        digest = zlib.crc32(f"{tensor.dtype} {list(tensor.shape)}".encode(), digest)
+        digest = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, digest)
+    return f"{digest:08x}"
 
 
 def _before_supervised(chat: TokenizedChat) -> Tensor:

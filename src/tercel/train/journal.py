@@ -9,7 +9,7 @@ from typing import Any
 
 from tercel.chat import dates
 from tercel.errors import TercelError
-from tercel.files import write_text
+from tercel.files import sync, write_text
 
 
 class Journal:
@@ -30,15 +30,17 @@ class Journal:
             raise TercelError(f"writing {self.path} failed: {reason}; free space, then resume") from error
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows but one that was cut off in the middle."""
+        """All rows but one that was cut off in the middle, or is damaged."""
         if not self.path.is_file():
             return []
         rows = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except json.JSONDecodeError:
                 continue
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
         return rows
 
     def evaluations(self) -> list[dict[str, Any]]:
@@ -47,6 +49,11 @@ class Journal:
     def rendered_at(self) -> datetime | None:
         """The moment that the run's chats were rendered for; None where their template writes no date."""
         return next((moment for row in self.rows() if (moment := dates.parse_moment(row)) is not None), None)
+
+    def sync(self) -> None:
+        """Wait until the rows are on the disk: a state must not know of steps that its journal lost."""
+        if self.path.is_file():
+            sync(self.path)
 
     def cut(self, step: int) -> None:
         """Drop the rows after `step`: a resumed run makes them again."""

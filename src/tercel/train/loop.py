@@ -23,6 +23,7 @@ from tercel.draft import (
     save_head,
 )
 from tercel.errors import TercelError
+from tercel.files import require_room
 from tercel.heads import resolve_head
 from tercel.interop.card import head_card
 from tercel.interop.output_rows import lend_output_layer
@@ -35,11 +36,15 @@ from tercel.train.facts import data_facts, embedding_facts, identity, run_facts,
 from tercel.train.features import Encoded, FeatureSupply
 from tercel.train.initial import head_from, initialise_from_target
 from tercel.train.journal import Journal
+from tercel.train.mending import HeadFiles, doubts_about_last, head_files, restore_best
 from tercel.train.precision import MasterWeights
 from tercel.train.state import TrainState, load_state, save_state, uninterrupted
 from tercel.train.ttt import Extent, training_time_test
 
 EVAL_BATCH_TOKENS = 4096
+# Of a weight: a state has it and two moments in float32 and the best head's two bytes; heads have two bytes. While one
+# is replaced it is there twice.
+BYTES_TO_BEGIN, BYTES_TO_GO_ON = 2 * (14 + 2 + 2), 14 + 2
 
 
 class Watcher(Protocol):
@@ -52,7 +57,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """What a finished run gave."""
+    """What a finished run gave. notes: what was found damaged on the way, and made again."""
 
     out: Path
     steps: int
@@ -61,6 +66,7 @@ class TrainSummary:
     supervised_tokens: int
     best: Acceptance
     history: list[dict[str, Any]] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
 
 def train(
@@ -82,12 +88,15 @@ def train(
     data_names, data_licence: for the card. rendered_at: what the chats' template took for now, if it writes the date; a
     run that goes on has to be given chats of the same moment (`Journal.rendered_at`). stop_after: leave after this
     many optimizer steps in all, as an interruption would (the state is saved).
-    Raises `TercelError` if the data does not fit the target or `out` belongs to another run.
+    Raises `TercelError` before the first step if the data does not fit the target, or `out` belongs to another run, is
+    in use by another process, holds anything that is no run, or has no room for what a run writes.
     """
     origins: dict[str, Any] = {"data": list(data_names), "data_licence": data_licence}
     if rendered_at is not None:
         origins[dates.RECORD] = rendered_at.isoformat(timespec="seconds")
-    return _Run(target, chats, config, RunFolder(out), watcher, feature_cache, overwrite, origins).run(stop_after)
+    folder = RunFolder(out)
+    with folder.held():
+        return _Run(target, chats, config, folder, watcher, feature_cache, overwrite, origins).run(stop_after)
 
 
 class _Run:
@@ -141,7 +150,9 @@ class _Run:
         if config.max_steps:
             self.plan = self.plan[: config.max_steps]
         self.step, self.seconds, self.best_tau = 0, 0.0, -1.0
-        folder.claim(overwrite)
+        self.best_head: HeadFiles = {}
+        self.notes: list[str] = []
+        folder.begin(self.key, overwrite)
         self._restore()
 
     def _new_head(self, origin: DraftModel | None) -> Eagle3Head:
@@ -167,9 +178,12 @@ class _Run:
         )
 
     def _restore(self) -> None:
-        state = load_state(self.folder.state, self.key)
+        state = load_state(self.folder.training, self.key)
+        weights = sum(p.numel() for p in self.weights.master.parameters())
+        require_room(self.folder.out, weights * (BYTES_TO_BEGIN if state is None else BYTES_TO_GO_ON))
         if state is None:
-            if dates.RECORD in self.origins:
+            self.journal.cut(0)
+            if dates.RECORD in self.origins and self.journal.rendered_at() is None:
                 self.journal.add({"step": 0, dates.RECORD: self.origins[dates.RECORD]})
             self._save_state()  # a full disk shows before the work, not after it
             return
@@ -178,7 +192,18 @@ class _Run:
         self.optimizer.load_state_dict(state.optimizer)
         torch.set_rng_state(state.rng)
         self.step, self.seconds, self.best_tau = state.step, state.seconds, state.best
+        self.best_head = state.best_head
         self.journal.cut(state.step)
+        self._mend_heads()
+
+    def _mend_heads(self) -> None:
+        if self.best_head:
+            self.notes += restore_best(self.folder.out, self.best_head)
+        if self.step > 0:
+            due, why = doubts_about_last(self.folder.last, self.step)
+            self.notes += why
+            if due:
+                self._write_head(self.folder.last, None)
 
     def run(self, stop_after: int | None) -> TrainSummary:
         total = len(self.plan)
@@ -269,7 +294,7 @@ class _Run:
             self.watcher.evaluated(self.step, acceptance)
         if acceptance.tau > self.best_tau:
             self._write_head(self.folder.out, acceptance)
-            self.best_tau = acceptance.tau
+            self.best_tau, self.best_head = acceptance.tau, head_files(self.folder.out)
         self.journal.add({"step": self.step, "eval": asdict(acceptance)})
 
     def _measure(self) -> Acceptance:
@@ -287,13 +312,14 @@ class _Run:
         info = HeadInfo(identity(self.target), {**self._facts(), "step": self.step}, measured)
         model = DraftModel(self.weights.master, self.vocabulary, info)
         with uninterrupted():
-            save_head(model, path, card=head_card(model), keep=("last", "training"))
+            save_head(model, path, card=head_card(model))
 
     def _save(self) -> None:
-        self._write_head(self.folder.last, None)
         self._save_state()
+        self._write_head(self.folder.last, None)
 
     def _save_state(self) -> None:
+        self.journal.sync()
         save_state(
             TrainState(
                 key=self.key,
@@ -303,8 +329,9 @@ class _Run:
                 head=self.weights.master.state_dict(),
                 optimizer=self.optimizer.state_dict(),
                 rng=torch.get_rng_state(),
+                best_head=self.best_head,
             ),
-            self.folder.state,
+            self.folder.training,
         )
 
     def _facts(self) -> dict[str, Any]:
@@ -316,6 +343,8 @@ class _Run:
         }
 
     def _summary(self) -> TrainSummary:
+        again = self.supply.made_again
+        cache = [f"{again} files of the feature cache were damaged or of an earlier version and are written again"]
         history = self.journal.rows()
         evals = [row["eval"] for row in history if "eval" in row]
         best = max(evals, key=lambda row: row["tau"], default=None)
@@ -327,4 +356,5 @@ class _Run:
             supervised_tokens=self.supervised_tokens,
             best=Acceptance.from_json(best) if best else self._measure(),
             history=history,
+            notes=(*self.notes, *(cache if again else ())),
         )

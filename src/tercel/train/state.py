@@ -13,12 +13,16 @@ from typing import Any
 import torch
 
 from tercel.errors import TercelError
-from tercel.files import atomic_file
+from tercel.file_set import damaged, file_set, read_manifest
+
+KIND = "training state"
+STATE = "state.pt"
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """step: optimizer steps done. seconds: spent in training. best: best held-out τ so far.
+    """step: optimizer steps done. seconds: spent in training. best: best held-out τ so far; best_head: the files of the
+    head that reached it, as bytes by name, so that it can be written again.
 
     Data order and learning rate are functions of the step, dropout there is none, so this and the random
     state are all that a bit-for-bit continuation takes.
@@ -31,11 +35,12 @@ class TrainState:
     head: dict[str, torch.Tensor]
     optimizer: dict[str, Any]
     rng: torch.Tensor
+    best_head: dict[str, torch.Tensor]
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the block ends: neither half an update nor half a swap of folders may stay."""
+    """Hold Ctrl-C back until the block ends: neither half an update nor half a save may stay."""
     if threading.current_thread() is not threading.main_thread():  # only there do signals arrive
         yield
         return
@@ -49,30 +54,38 @@ def uninterrupted() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def save_state(state: TrainState, path: Path) -> None:
-    with atomic_file(path) as partial:
+def save_state(state: TrainState, folder: Path) -> None:
+    with file_set(folder, KIND) as staging:
         try:
-            torch.save(vars(state), partial)
+            torch.save(vars(state), staging / STATE)
         except RuntimeError as error:  # how torch reports a full disk
-            raise TercelError(f"saving the training state to {path} failed ({error}); is the disk full?") from error
+            raise TercelError(f"saving the training state to {folder} failed ({error}); is the disk full?") from error
 
 
-def load_state(path: Path, key: str) -> TrainState | None:
-    """The saved state, or None where there is none.
+def load_state(folder: Path, key: str) -> TrainState | None:
+    """The state saved in `folder`, or None if none was saved yet.
 
-    Raises `TercelError` if it is damaged or belongs to a run with other settings, data or target (`key`).
+    Raises `TercelError` if it is missing or damaged, or belongs to a run with other settings, data or target (`key`).
     """
-    if not path.is_file():
+    path, run = folder / STATE, folder.parent
+    if read_manifest(folder) is None and not path.exists():
         return None
+    if damaged(folder):
+        raise TercelError(
+            f"{path} is missing or damaged, so the run cannot go on; bring it back from a copy, or begin anew with "
+            "--overwrite (the heads written so far can be used as they are; copy them first)"
+        )
     try:
         state = TrainState(**torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # torch raises many kinds for a damaged file, with advice that is wrong here
+    except Exception as error:  # torch raises many kinds, with advice that is wrong here
         raise TercelError(
-            f"{path} is damaged or no training state ({type(error).__name__}); delete it to start over"
+            f"{path} cannot be read ({type(error).__name__}), by this version at least; begin anew with --overwrite"
         ) from error
     if state.key != key:
-        raise TercelError(
-            f"{path.parent.parent} holds a run with other settings, data or target; "
-            "choose another --out, or --overwrite"
-        )
+        raise TercelError(other_run(run))
     return state
+
+
+def other_run(run: Path) -> str:
+    """The sentence for a folder of a run with other settings, data or target."""
+    return f"{run} holds a run with other settings, data or target; choose another --out, or --overwrite"
