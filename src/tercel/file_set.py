@@ -42,11 +42,11 @@ def read_manifest(folder: Path) -> Manifest | None:
     """What the folder's set is; None where there is none, or its manifest is damaged."""
     try:
         value = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        manifest = Manifest(value["kind"], value["files"], value["gone"], value["shared"])
+        manifest = Manifest(value["kind"], dict(value["files"]), dict(value["gone"]), list(value["shared"]))
         names = [*manifest.files, *manifest.gone, *manifest.shared]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        plain = all(name and Path(name).name == name and not name.startswith(".") for name in names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    plain = all(name and Path(name).name == name and not name.startswith(".") for name in names)
     return manifest if plain and isinstance(manifest.kind, str) else None
 
 
@@ -70,7 +70,7 @@ def file_set(folder: Path, kind: str | None = None, shared: Sequence[str] = ()) 
         staging.mkdir()
         yield staging
         manifest = _prepare(real, folder, kind, shared)
-        write_json(real / MANIFEST, {"format": FORMAT, **asdict(manifest)})
+        write_json(real / MANIFEST, {"format": FORMAT, **asdict(manifest)}, held=True)
     except BaseException as error:
         with suppress(OSError):
             settle(real)  # sweeps, unless the manifest was just replaced

@@ -11,7 +11,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,13 @@ def cache_dir() -> Path:
 
 
 @contextmanager
-def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def atomic_file(path: Path, *, durable: bool = True, held: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `path`; it takes the place of `path` when the block ends without an error.
 
     A link is followed: it stays, and what it points to is replaced; the mode and owner of a file stay too. Into what
     is no plain file (a device, a pipe, `-` for standard output) the finished bytes are written instead. durable:
-    wait until the disk has them, so that a power cut leaves the old file or the new one.
+    wait until the disk has them, so that a power cut leaves the old file or the new one. held: the caller keeps other
+    processes from writing there, so that no lock is needed.
     Raises `TercelError` if `path` is a folder, is read-only, or cannot be written.
     """
     if is_stream(path):
@@ -64,7 +65,7 @@ def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
     except OSError as error:
         raise TercelError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
     partial = beside(real, "part")
-    with one_at_a_time(beside(real, "lock"), path, wait=WAIT):
+    with nullcontext() if held else one_at_a_time(beside(real, "lock"), path, wait=WAIT):
         try:
             partial.unlink(missing_ok=True)  # what a killed process left there
             os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # nobody else's until it is whole
@@ -218,13 +219,13 @@ def require_room(folder: Path, size: int) -> None:
         )
 
 
-def write_text(path: Path, text: str) -> None:
-    with atomic_file(path) as partial:
+def write_text(path: Path, text: str, *, held: bool = False) -> None:
+    with atomic_file(path, held=held) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, as_json(value))
+def write_json(path: Path, value: Any, *, held: bool = False) -> None:
+    write_text(path, as_json(value), held=held)
 
 
 def as_json(value: Any) -> str:

@@ -33,6 +33,7 @@ def one_at_a_time(lock: Path, path: Path, *, wait: float = 0.0) -> Iterator[None
     """
     held = FileLock(lock)
     try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
         held.acquire(timeout=wait)
     except Timeout as error:
         if not lock.exists():  # a place where no file can be made looks taken as well

@@ -160,7 +160,7 @@ class RunFolder:
                 "from a copy, or begin anew with --overwrite"
             )
         if found != key:
-            write_json(self.marker, {"format": 1, "key": key})
+            write_json(self.marker, {"format": 1, "key": key}, held=True)
         if overwrite:
             self._clear()
 

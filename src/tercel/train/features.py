@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tercel.chat.conversation import TokenizedChat
 from tercel.draft.head import Eagle3Head
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.files import atomic_file
+from tercel.locks import FOLDER_LOCK, PATIENCE, one_at_a_time
 from tercel.target.model import Target
 from tercel.train.losses import Teacher
 from tercel.train.ttt import Batch
@@ -53,6 +55,9 @@ class FeatureSupply:
         key = f"{target.fingerprint}-{'_'.join(map(str, layers))}-{str(target.dtype).removeprefix('torch.')}"
         self._folder = cache / key if cache is not None else None
         self.made_again = 0
+        if self._folder is not None and (self._folder / FOLDER_LOCK).exists():
+            with self._alone():  # a lock that a killed run left goes
+                pass
 
     @torch.no_grad()
     def batch(self, chats: Sequence[TokenizedChat], encoded: Sequence[Encoded] | None = None) -> Batch:
@@ -80,12 +85,14 @@ class FeatureSupply:
     def encode(self, chats: Sequence[TokenizedChat]) -> list[Encoded]:
         """What the target, or the cache, gives for the chats."""
         found = [self._read(chat) for chat in chats]
-        missing = [i for i, encoded in enumerate(found) if encoded is None]
-        for group in _padding_groups([len(chats[i].tokens) for i in missing]):
-            members = [missing[i] for i in group]
-            for i, encoded in zip(members, self._run([chats[i] for i in members]), strict=True):
-                found[i] = encoded
-                self._write(chats[i], encoded)
+        for group in _padding_groups([len(chat.tokens) for chat in chats]):
+            if all(found[i] is not None for i in group):
+                continue
+            # the whole group, as it would be without files: its shape shows in the last bits of every member
+            for i, encoded in zip(group, self._run([chats[i] for i in group]), strict=True):
+                if found[i] is None:
+                    found[i] = encoded
+                    self._write(chats[i], encoded)
         return [encoded for encoded in found if encoded is not None]
 
     def _run(self, chats: Sequence[TokenizedChat]) -> list[Encoded]:
@@ -127,12 +134,18 @@ class FeatureSupply:
             return None
         return Encoded(encoded.features.to(self.target.device), encoded.hidden.to(self.target.device))
 
+    def _alone(self) -> AbstractContextManager[None]:
+        """Another run may fill the same files."""
+        assert self._folder is not None
+        return one_at_a_time(self._folder / FOLDER_LOCK, self._folder, wait=PATIENCE)
+
     def _write(self, chat: TokenizedChat, encoded: Encoded) -> None:
         file = self._file(chat)
         if file is None:
             return
         kept = Encoded(encoded.features.cpu().contiguous(), encoded.hidden.cpu().contiguous())
-        with atomic_file(file, durable=False) as partial:  # what a power cut spoils is noticed, and made again
+        # what a power cut spoils is noticed, and made again
+        with self._alone(), atomic_file(file, durable=False, held=True) as partial:
             save_file(
                 {"features": kept.features, "hidden": kept.hidden},
                 partial,

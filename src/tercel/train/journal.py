@@ -58,4 +58,4 @@ class Journal:
     def cut(self, step: int) -> None:
         """Drop the rows after `step`: a resumed run makes them again."""
         kept = [row for row in self.rows() if row["step"] <= step]
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept), held=True)
