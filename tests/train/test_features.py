@@ -133,7 +133,7 @@ def test_a_batch_partly_from_the_cache_is_on_one_device(tmp_path, monkeypatch):
     fresh = supply_of()._run(CHATS[1:2])
     there = [features.Encoded(e.features.to(meta), e.hidden.to(meta)) for e in fresh]
     monkeypatch.setattr(supply, "_run", lambda _: there)
-    assert {part.device for e in supply._encode(CHATS[:2]) for part in (e.features, e.hidden)} == {meta}
+    assert {part.device for e in supply.encode(CHATS[:2]) for part in (e.features, e.hidden)} == {meta}
 
 
 @given(lengths=st.lists(st.integers(1, 60), max_size=12))
