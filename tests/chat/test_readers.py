@@ -17,10 +17,10 @@ from tercel.chat import (
     Message,
     RawText,
     TokenizedChat,
+    lines,
     read_conversations,
     read_records,
     read_tokenized,
-    readers,
 )
 from tercel.errors import TercelError
 
@@ -157,7 +157,7 @@ def test_json_lists_in_blocks_and_cut_off(tmp_path_factory, block: int, cut: int
     path.write_text(text, encoding="utf-8")
     expected = [str(row["id"]) for row, entry in zip(rows, entries, strict=True) if entry in text]
     notes: list[str] = []
-    original, readers.BLOCK = readers.BLOCK, block
+    original, lines.BLOCK = lines.BLOCK, block
     try:
         if expected:
             assert [record.id for record in read_records(path, notes=notes)] == expected
@@ -165,7 +165,7 @@ def test_json_lists_in_blocks_and_cut_off(tmp_path_factory, block: int, cut: int
             with pytest.raises(TercelError):
                 list(read_records(path, notes=notes))
     finally:
-        readers.BLOCK = original
+        lines.BLOCK = original
     if expected and cut > 2:
         assert notes == [f"{path} is cut off: kept the {len(expected)} whole entries before the cut"]
     elif cut == 0:
@@ -218,7 +218,7 @@ def test_faulty_names(tmp_path: Path) -> None:
         list(read_records(tmp_path))
     binary = tmp_path / "a.jsonl"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TercelError, match="cannot read"):
+    with pytest.raises(TercelError, match=r"line 1: the byte 0xff is no UTF-8"):
         list(read_records(binary))
 
 

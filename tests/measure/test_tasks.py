@@ -134,7 +134,7 @@ def test_empty_and_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TercelError, match="holds no question"):
         load_task(str(write(tmp_path / "empty.jsonl", "")), [])
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TercelError, match="cannot read"):
+    with pytest.raises(TercelError, match="line 1: the byte 0xff is no UTF-8"):
         load_task(str(tmp_path / "bytes.jsonl"), [])
 
 

@@ -11,16 +11,20 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from tercel import limits
 from tercel.chat.conversation import RawText, Record, TokenizedChat
 from tercel.chat.overlap import Overlap, OverlapIndex
 from tercel.chat.readers import read_records
 from tercel.chat.render import NO_ANSWER, Rendered, Renderer, answer_text, render_plain
-from tercel.chat.template import name_of
+from tercel.chat.template import TemplateRefusalError, name_of
+from tercel.chat.tokenizing import UnfitTextError
 from tercel.errors import TercelError
 
 OVERLAP = "overlaps with an evaluation set"
 NOTHING_SUPERVISED = "no assistant token"
 TOO_LONG = "no assistant token within the maximum length"
+TOO_LARGE = f"more than {limits.TEXT_CHARACTERS:,} characters or {limits.TURNS:,} messages"
+UNFIT = "the tokenizer or the chat template cannot take it"
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,16 @@ def load_chats(
     return loading.chats, report
 
 
+def _is_too_large(record: Record) -> bool:
+    """Whether rendering and tokenising it would take time and memory out of proportion."""
+    if isinstance(record, TokenizedChat):
+        return False
+    if isinstance(record, RawText):
+        return len(record.text) > limits.TEXT_CHARACTERS
+    texts = sum(len(message.content) + len(message.reasoning_content or "") for message in record.messages)
+    return texts > limits.TEXT_CHARACTERS or len(record.messages) > limits.TURNS
+
+
 class _Loading:
     """The state of one `load_chats`: rows so far and the counts."""
 
@@ -96,11 +110,19 @@ class _Loading:
 
     def add(self, record: Record, source: str) -> None:
         self.read += 1
+        if _is_too_large(record):
+            self.dropped[TOO_LARGE] += 1
+            return
         if self.against is not None and (overlap := self._overlap(record, self.against)) is not None:
             self.overlaps.append(overlap)
             self.dropped[OVERLAP] += 1
             return
-        rendered = self._render(record, source)
+        try:
+            rendered = self._render(record, source)
+        except (UnfitTextError, TemplateRefusalError) as error:
+            self._refusal = self._refusal or str(error)
+            self.dropped[UNFIT] += 1
+            return
         self.dropped_turns.update(rendered.dropped_turns)
         self._refusal = self._refusal or rendered.refusal
         if not any(chat.supervised.any() for chat in rendered.chats):

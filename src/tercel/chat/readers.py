@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
+import itertools
 import json
+import os
 import re
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from tercel import limits
 from tercel.chat import hub
 from tercel.chat.conversation import Conversation, Record, TokenizedChat
+from tercel.chat.lines import first_character, text_blocks, text_lines
 from tercel.chat.records import parse_record
 from tercel.errors import TercelError
+from tercel.reading import UnreadableError, check_json, parse_json
 
-BLOCK = 1 << 20  # characters read at a time from a JSON list
+_BLANK, _BETWEEN = re.compile(r"[ \t\r\n]*"), re.compile(r"[ \t\r\n,]*")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.\[\]%-]+)?")
 
 
@@ -31,7 +34,7 @@ def read_records(source: str | Path, limit: int | None = None, notes: list[str] 
     if limit is not None and limit < 1:
         raise TercelError(f"limit must be at least 1, got {limit}")
     empty = True
-    for record in islice(records, limit):
+    for record in itertools.islice(records, limit):
         empty = False
         yield record
     if empty:
@@ -63,9 +66,9 @@ def _kind(record: Record) -> str:
 def _all_records(source: str | Path, notes: list[str]) -> Iterator[Record]:
     name = str(source)
     path = Path(source)
-    if path.is_file():
+    if os.path.isfile(path):
         return _read_file(path, notes)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise TercelError(f"{path} is a folder; name the files in it that are to be read")
     if name in hub.JSON_FILES:
         return _read_file(hub.fetch_json(name), notes)
@@ -77,24 +80,10 @@ def _all_records(source: str | Path, notes: list[str]) -> Iterator[Record]:
 
 def _read_file(path: Path, notes: list[str]) -> Iterator[Record]:
     stem = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
-    try:
-        with _open(path) as stream:
-            start = stream.read(1)
-            while start and start in " \t\r\n\ufeff":
-                start = stream.read(1)
-        with _open(path) as stream:
-            if start == "[":
-                yield from _parse_rows(_json_list(stream, path, notes), str(path), "entry", stem)
-            else:
-                yield from _parse_rows(_json_lines(stream, path), str(path), "line", stem)
-    except (OSError, EOFError, UnicodeDecodeError) as error:  # gzip raises EOFError for a cut file
-        raise TercelError(f"cannot read {path}: {error}; is the file whole, and UTF-8 text or gzip?") from error
-
-
-def _open(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    return path.open(encoding="utf-8-sig")
+    if first_character(path) == "[":
+        yield from _parse_rows(_json_list(path, notes), str(path), "entry", stem)
+    else:
+        yield from _parse_rows(json_lines(path), str(path), "line", stem)
 
 
 def _parse_rows(rows: Iterator[tuple[int, Any]], name: str, unit: str, source: str) -> Iterator[Record]:
@@ -103,51 +92,60 @@ def _parse_rows(rows: Iterator[tuple[int, Any]], name: str, unit: str, source: s
         yield parse_record(row, where=where, default_id=f"{source}-{number}", default_source=source)
 
 
-def _json_lines(stream: IO[str], path: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(stream, 1):
-        if not line.strip():
-            continue
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The values of a JSONL file, plain or gzipped, with their line numbers; blank lines are passed over.
+
+    Raises `TercelError`, with the line, for what is no JSON, no UTF-8 or too long, and for a file that cannot be read.
+    """
+    for number, line in text_lines(path):
         try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            raise TercelError(
-                f"{path}, line {number}: not JSON ({error.msg}, column {error.colno}); repair or remove it"
-            ) from error
+            yield number, parse_json(line)
+        except UnreadableError as error:
+            raise TercelError(f"{path}, line {number}: {error}; repair or remove it") from error
 
 
-def _json_list(stream: IO[str], path: Path, notes: list[str]) -> Iterator[tuple[int, Any]]:
+def _json_list(path: Path, notes: list[str]) -> Iterator[tuple[int, Any]]:
     """The entries of a JSON list, read in blocks; a file that is cut off gives the whole ones and a note."""
     decoder = json.JSONDecoder()
-    text, number, block = "", 0, BLOCK
-    while "[" not in text:  # only white space stands before it
-        text += stream.read(block)
-    at = text.index("[") + 1
-    while True:
-        at = _skip(text, at, " \t\r\n" if number == 0 else " \t\r\n,")
-        try:
+    pieces = text_blocks(path)
+    text, number = "", 0
+    try:
+        while not text:  # only white space stands before the list
+            text = next(pieces).lstrip()
+        at = 1
+        while True:
+            at = (_BETWEEN if number else _BLANK).match(text, at).end()  # type: ignore[union-attr]  # matches nothing too
             if text[at : at + 1] == "]":
+                _check_end(itertools.chain([text[at + 1 :]], pieces))
                 return
-            row, end = decoder.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            more = stream.read(block)
-            if more:
-                text, at, block = text[at:] + more, 0, 2 * block  # doubling keeps a long entry's retries few
-                continue
-            if not _is_cut(error, text):
-                raise TercelError(f"{path}, entry {number + 1}: not JSON ({error.msg}); repair or remove it") from error
-            notes.append(f"{path} is cut off: kept the {number} whole entries before the cut")
-            return
-        number, at, block = number + 1, end, BLOCK
-        yield number, row
+            try:
+                row, end = decoder.raw_decode(text, at)
+                check_json(row, text[at:end])
+            except json.JSONDecodeError as error:
+                if not _is_cut(error, text):
+                    raise UnreadableError(f"not JSON ({error.msg})") from error
+                if len(text) - at > limits.LINE_BYTES:
+                    raise UnreadableError(f"longer than the {limits.LINE_BYTES >> 20} MiB of an entry") from error
+                if more := next(pieces, ""):
+                    text, at = text[at:] + more, 0
+                    continue
+                notes.append(f"{path} is cut off: kept the {number} whole entries before the cut")
+                return
+            except (RecursionError, ValueError) as error:  # Python refuses to convert thousands of digits
+                raise UnreadableError("nested too deep, or with a number of thousands of digits") from error
+            number, at = number + 1, end
+            yield number, row
+    except UnreadableError as error:
+        raise TercelError(f"{path}, entry {number + 1}: {error}; repair or remove it") from error
+
+
+def _check_end(rest: Iterator[str]) -> None:
+    for piece in rest:
+        if beyond := piece.strip():
+            raise UnreadableError(f"the list has ended before it, but {beyond[:20]!r} follows; make it one list")
 
 
 def _is_cut(error: json.JSONDecodeError, text: str) -> bool:
     """Whether the text ended too early, rather than being no JSON somewhere in the middle."""
     longest = len("\\uD83E")  # the longest thing, but for strings, that a cut can leave half
     return error.msg.startswith("Unterminated string") or error.pos >= len(text.rstrip()) - longest
-
-
-def _skip(text: str, at: int, characters: str) -> int:
-    while at < len(text) and text[at] in characters:
-        at += 1
-    return at

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from tercel.chat.conversation import REASONING, Conversation, Message, RawText, Record, TokenizedChat
 from tercel.errors import TercelError
+from tercel.reading import UnreadableError, parse_json
 
 ROLES = {
     "human": "user",
@@ -151,9 +152,9 @@ def _text(content: Any, where: str) -> str | None:
 def _written_call(text: str | None, where: str) -> tuple[dict[str, Any], ...]:
     """A ShareGPT-style `function_call` turn: its text is the JSON of one call or of a list of calls."""
     try:
-        calls = json.loads(text or "")
-    except json.JSONDecodeError:
-        _refuse(where, f"a function_call must be JSON, got {_short(text)}")
+        calls = parse_json(text or "")
+    except UnreadableError as error:
+        _refuse(where, f"a function_call must be JSON, got {_short(text)}: {error}")
     calls = calls if isinstance(calls, list) else [calls]
     for call in calls:
         if not isinstance(call, dict) or "name" not in call:
@@ -173,9 +174,9 @@ def _tools(value: Any, where: str) -> tuple[dict[str, Any], ...] | None:
 def _json_list(value: Any, name: str, where: str) -> tuple[dict[str, Any], ...] | None:
     if isinstance(value, str) and value.strip():
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError:
-            _refuse(where, f"{name} is not JSON: {_short(value)}")
+            value = parse_json(value)
+        except UnreadableError as error:
+            _refuse(where, f"{name} is {error}: {_short(value)}")
     if not value:
         return None
     if not isinstance(value, list) or any(not isinstance(item, dict) for item in value):

@@ -24,9 +24,11 @@ from tercel.chat.template import (
     end_ids,
     learn_template,
     name_of,
+    rendering,
     serving_prompt,
     template_messages,
 )
+from tercel.chat.tokenizing import tokenize
 from tercel.errors import TercelError
 
 NO_ANSWER = "no assistant turn"
@@ -130,7 +132,7 @@ class Renderer:
         It is checked from the end of the answer before: an end-of-turn token splits a text for good. An
         answer that changes the prompt's tokens (line ends on both sides, say) gets a row of its own.
         """
-        encoding = self.tokenizer(carrier.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoding = tokenize(self.tokenizer, carrier.text, offsets=True)
         tokens = list(encoding["input_ids"])
         ends = _running_max([end for _, end in encoding["offset_mapping"]])
         blocks = self.template.has_generation_blocks and bool(carrier.messages)
@@ -163,14 +165,15 @@ class Renderer:
     def _generation_mask(self, carrier: _Carrier, tokens: list[int]) -> list[bool]:
         """`[T]` what a template's own `{% generation %}` blocks allow; end-of-turn tokens are always
         allowed."""
-        out: Any = self.tokenizer.apply_chat_template(
-            template_messages(self.tokenizer, carrier.messages, carrier.tools),
-            tools=list(carrier.tools) if carrier.tools else None,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            tokenizer_kwargs={"verbose": False},
-        )
-        return [bool(m) or token in self._ends for m, token in zip(out["assistant_masks"], tokens, strict=True)]
+        with rendering(self.tokenizer):
+            out: Any = self.tokenizer.apply_chat_template(
+                template_messages(self.tokenizer, carrier.messages, carrier.tools),
+                tools=list(carrier.tools) if carrier.tools else None,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+                tokenizer_kwargs={"verbose": False},
+            )
+            return [bool(m) or token in self._ends for m, token in zip(out["assistant_masks"], tokens, strict=True)]
 
     def _ids_known(self, conversation: Conversation, answers: list[int]) -> bool:
         """Whether every answer has the ids the target generated, and they are this tokenizer's."""
@@ -231,7 +234,7 @@ class Renderer:
 
 def render_plain(tokenizer: PreTrainedTokenizerBase, raw: RawText) -> TokenizedChat:
     """Plain text for a base model: every token but the first is supervised."""
-    tokens = list(tokenizer(raw.text, verbose=False)["input_ids"])
+    tokens = list(tokenize(tokenizer, raw.text, special_tokens=True)["input_ids"])
     return TokenizedChat.of(raw.id, tokens, [i > 0 for i in range(len(tokens))])
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from jinja2.exceptions import TemplateError
+from jinja2 import Environment, TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from tercel import limits
 from tercel.chat.conversation import REASONING, Message
+from tercel.chat.deadline import DeadlineError, deadline
+from tercel.chat.tokenizing import guarded, tokenize
 from tercel.errors import TercelError
 
 GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -20,8 +25,8 @@ USER_MARK, ANSWER_MARK, THOUGHT_MARK = "tercelquestion", "tercelanswer", "tercel
 Tools = Sequence[dict[str, Any]] | None
 
 
-class TemplateRefusalError(Exception):
-    """The template cannot render these messages (order of roles, missing field); the text says why."""
+class TemplateRefusalError(TercelError):
+    """The template cannot render these messages (order of roles, missing field, endless loop); the text says why."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def serving_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Messag
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids of a text that a template wrote: `apply_chat_template` adds no special tokens either."""
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return list(tokenize(tokenizer, text)["input_ids"])
 
 
 def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -134,7 +139,7 @@ def render_text(
 ) -> str:
     if not messages:
         raise TemplateRefusalError("there is no message before the answer")
-    try:
+    with rendering(tokenizer):
         text = tokenizer.apply_chat_template(
             template_messages(tokenizer, messages, tools),
             tools=list(tools) if tools else None,
@@ -142,8 +147,41 @@ def render_text(
             tokenize=False,
         )
         return str(text)
-    except (TemplateError, TypeError, ValueError, KeyError) as error:  # what faulty or strict templates raise
-        raise TemplateRefusalError(str(error) or type(error).__name__) from error
+
+
+@contextmanager
+def rendering(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Whatever the tokenizer's template does while it renders in this block, beside succeeding, becomes a
+    `TemplateRefusalError`: it raises (faulty and strict templates do), runs for ever, or fills the memory."""
+    try:
+        if (why := _unbounded(str(tokenizer.chat_template))) is not None:
+            raise TemplateRefusalError(why)
+        with deadline(limits.RENDER_SECONDS, limits.RENDER_BYTES), guarded():
+            yield
+    except TercelError:
+        raise
+    except DeadlineError as error:
+        raise TemplateRefusalError(
+            f"it was stopped after {limits.RENDER_SECONDS:g} seconds, or {limits.RENDER_BYTES >> 20} MiB"
+        ) from error
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        plain = isinstance(error, TemplateError | TypeError | ValueError) and reason
+        raise TemplateRefusalError(reason if plain else f"{type(error).__name__} {reason}".strip()) from error
+
+
+@lru_cache(maxsize=8)
+def _unbounded(source: str) -> str | None:
+    """What of a template could be one operation without an end, which no deadline interrupts; None if nothing."""
+    try:
+        for _, kind, value in Environment().lex(source):
+            if kind == "operator" and value == "**":
+                return "it raises a number to a power, as no template for chat does"
+            if kind == "integer" and (len(value) > 9 or int(value) > limits.TEMPLATE_NUMBER):
+                return f"it holds the number {value[:20]}, as no template for chat does"
+    except (TemplateError, ValueError):
+        return None  # rendering tells it better
+    return None
 
 
 def template_messages(

@@ -110,11 +110,12 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, text: str, system: str | N
     Raises `TercelError` if the tokenizer has no chat template and `raw` is not set.
     """
     from tercel.chat import Message, serving_prompt
+    from tercel.chat.tokenizing import tokenize
 
     if raw:
         if system is not None:
             raise TercelError("--system needs the chat template that --raw leaves out; give one of them")
-        return list(tokenizer(text, verbose=False)["input_ids"])
+        return list(tokenize(tokenizer, text, special_tokens=True)["input_ids"])
     if not tokenizer.chat_template:
         raise TercelError(f"{tokenizer.name_or_path} has no chat template; give --raw to go on with the text itself")
     first = [] if system is None else [Message("system", system)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -13,7 +15,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from tercel.chat import Conversation, Message, serving_prompt
+from tercel.chat.readers import json_lines
 from tercel.chat.records import parse_record
+from tercel.chat.tokenizing import tokenize
 from tercel.errors import TercelError
 
 DEMO = "demo"
@@ -66,8 +70,8 @@ def parse_tasks(spec: str, folders: Sequence[Path]) -> tuple[Task, ...]:
 def load_task(spec: str, folders: Sequence[Path]) -> Task:
     """Load `NAME_OR_FILE[:N]`; with `:N` only the first N questions.
 
-    A name stands for `NAME.jsonl` in one of `folders` or their `SUBFOLDERS`; `demo` is built in. A line is
-    `{"turns": [..]}` (evaluation sets), `{"messages": [..]}` (user turns are asked; what follows a tool's
+    A name stands for `NAME.jsonl` in one of `folders` or their `SUBFOLDERS`; `demo` is built in. A file may be gzipped.
+    A line is `{"turns": [..]}` (evaluation sets), `{"messages": [..]}` (user turns are asked; what follows a tool's
     answer is left out) or `{"prompt": ".."}`.
 
     Raises `TercelError` for an unknown name, a malformed line (with its number), an empty file or `N` out of
@@ -75,15 +79,12 @@ def load_task(spec: str, folders: Sequence[Path]) -> Task:
     """
     name, count = _split_count(spec)
     path = _find(name, folders)
-    if path is None:
-        text = (files("tercel.measure") / "demo_prompts.jsonl").read_text("utf-8")
-        where = f"built-in task {DEMO}"
-    else:
-        text, where = _read(path), str(path)
-    questions = tuple(_questions(text, where, name if path is None else path.stem))
+    rows, where = (_built_in(), f"built-in task {DEMO}") if path is None else (json_lines(path), str(path))
+    title = name if path is None else Path(path.name.removesuffix(".gz")).stem
+    questions = tuple(_question(row, f"{where}, line {number}", f"{title}-{number}") for number, row in rows)
     if not questions:
         raise TercelError(f'{where} holds no question; expected lines such as {{"turns": ["…"]}}')
-    task = Task(name if path is None else path.stem, questions)
+    task = Task(title, questions)
     return task if count is None else _first(task, count)
 
 
@@ -105,7 +106,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, question: Question, answers: 
     if tokenizer.chat_template:
         return tuple(serving_prompt(tokenizer, messages, question.tools))
     text = "\n\n".join(message.content for message in messages)
-    return tuple(tokenizer(text, verbose=False)["input_ids"])
+    return tuple(tokenize(tokenizer, text, special_tokens=True)["input_ids"])
 
 
 def first_prompts(tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task]) -> tuple[Prompt, ...]:
@@ -119,23 +120,23 @@ def first_prompts(tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task]) -> 
 
 def _split_count(spec: str) -> tuple[str, int | None]:
     name, colon, count = spec.rpartition(":")
-    if not colon or Path(spec).is_file():
+    if not colon or os.path.isfile(spec):
         return spec, None
-    if not count.isascii() or not count.isdigit() or int(count) < 1:
+    if not re.fullmatch(r"[0-9]{1,9}", count) or int(count) < 1:
         raise TercelError(f"{spec!r}: {count!r} is no number of questions; write NAME:N with N of at least 1")
     return name, int(count)
 
 
 def _find(name: str, folders: Sequence[Path]) -> Path | None:
     """The file that `name` stands for; None for the built-in task."""
-    if Path(name).is_file():
+    if os.path.isfile(name):
         return Path(name)
     if name == DEMO:
         return None
     if name.endswith(".jsonl") or "/" in name:
         raise TercelError(f"there is no task file {name}; give the path of a JSONL file, or a task's name")
     places = [folder / sub for folder in folders for sub in SUBFOLDERS]
-    found = next((path for place in places if (path := place / f"{name}.jsonl").is_file()), None)
+    found = next((path for place in places if os.path.isfile(path := place / f"{name}.jsonl")), None)
     if found is not None:
         return found
     known = sorted({DEMO, *(path.stem for place in places for path in place.glob("*.jsonl"))})
@@ -145,23 +146,9 @@ def _find(name: str, folders: Sequence[Path]) -> Path | None:
     raise TercelError(f"there is no task {name} in {looked} (found: {', '.join(known)}); {advice}")
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TercelError(f"cannot read {path}: {error}; a task is UTF-8 text, one JSON object a line") from error
-
-
-def _questions(text: str, where: str, source: str) -> Iterator[Question]:
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: JSON may hold U+2028 unescaped
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise TercelError(
-                    f"{where}, line {number}: not JSON ({error.msg}, column {error.colno}); repair the line"
-                ) from error
-            yield _question(row, f"{where}, line {number}", f"{source}-{number}")
+def _built_in() -> Iterator[tuple[int, Any]]:
+    text = (files("tercel.measure") / "demo_prompts.jsonl").read_text("utf-8")
+    return ((number, json.loads(line)) for number, line in enumerate(text.splitlines(), 1))
 
 
 def _question(row: Any, where: str, default_id: str) -> Question:
