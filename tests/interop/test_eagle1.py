@@ -135,7 +135,7 @@ def test_inspect_tells_what_it_is(folder: Path) -> None:
 
 def test_sizes_that_contradict_the_weights(folder: Path) -> None:
     edit(folder, lambda config: config.update(intermediate_size=99))
-    with pytest.raises(TercelError, match=r"layer\.mlp\.\w+_proj\.weight .* but the config's sizes ask for"):
+    with pytest.raises(TercelError, match=r"layer\.mlp\.\w+_proj\.weight .* but the head's sizes ask for"):
         read_head(folder)
 
 

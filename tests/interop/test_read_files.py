@@ -127,15 +127,15 @@ DAMAGE = [
     (lambda f: (f / "config.json").write_text("[]"), "holds a list, not an object"),
     (cut_pickle, "pytorch_model.bin is (truncated|damaged)"),
     (pickled([torch.ones(2)]), "holds a list, but a head's file maps names to tensors"),
-    (pickled({"state_dict": {"fc.weight": torch.ones(2)}}), "holds an entry 'state_dict' that is no tensor"),
-    (pickled({3: torch.ones(2)}), "holds an entry '3' that is no tensor"),
+    (pickled({"epoch": 3, "fc.weight": torch.ones(2)}), "holds an entry 'epoch' that is no tensor"),
+    (pickled({3: torch.ones(2)}), "holds an entry under a int that is no tensor"),
     (pickled({"fc.weight": torch.eye(3).to_sparse()}), "fc.weight in .* is a sparse or quantised tensor"),
     (index(None), "has no weight_map from tensors to files"),
     (index({"fc.weight": 3}), "has no weight_map from tensors to files"),
     (index({"fc.weight": "b.safetensors"}), "names b.safetensors, which is missing"),
     (index({"other": "a.safetensors"}), "says other is in a.safetensors, but it is not"),
-    (index({"fc.weight": "../a.safetensors"}), "outside of its folder; do not trust this head"),
-    (index({"fc.weight": "/etc/passwd"}), "outside of its folder; do not trust this head"),
+    (index({"fc.weight": "../a.safetensors"}), "outside of its folder; do not trust it"),
+    (index({"fc.weight": "/etc/passwd"}), "outside of its folder; do not trust it"),
 ]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from tercel.draft.checkpoint import read_json
 from tercel.errors import TercelError
+from tercel.reading import read_json
 
 _NESTED = ("eagle_config", "transformer_layer_config")  # where other formats keep settings
 

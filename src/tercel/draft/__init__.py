@@ -1,9 +1,10 @@
 """Draft heads as plain modules, their vocabulary and their checkpoint; nothing here trains or decodes."""
 
-from tercel.draft.checkpoint import Convention, DraftModel, HeadInfo, TargetIdentity, load_head, save_head
+from tercel.draft.checkpoint import Convention, DraftModel, HeadInfo, TargetIdentity, save_head
 from tercel.draft.config import HeadConfig
 from tercel.draft.eagle1 import Eagle1Config, Eagle1Head
 from tercel.draft.head import Eagle3Head
+from tercel.draft.load import load_head
 from tercel.draft.vocabulary import DraftVocabulary
 
 __all__ = [

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from transformers import PreTrainedConfig
 
+from tercel import limits
 from tercel.errors import TercelError
 from tercel.target.experts import has_experts
 from tercel.target.rope import depends_on_length
 
-_SIZES = (
-    "hidden_size",
-    "target_hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "draft_vocab_size",
-    "max_position_embeddings",
-)
+# every size with what it may be at most
+_SIZES = {
+    "hidden_size": limits.HEAD_SIZE,
+    "target_hidden_size": limits.HEAD_SIZE,
+    "intermediate_size": limits.HEAD_SIZE,
+    "num_attention_heads": limits.HEAD_SIZE,
+    "num_key_value_heads": limits.HEAD_SIZE,
+    "head_dim": limits.HEAD_SIZE,
+    "vocab_size": limits.VOCABULARY,
+    "draft_vocab_size": limits.VOCABULARY,
+    "max_position_embeddings": limits.POSITIONS,
+}
 _DENSE_WIDTHS = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 _FLAGS = (
     "fc_norm",
@@ -73,10 +76,10 @@ class HeadConfig:
     own_output: bool = True
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
-            _check_size(name, getattr(self, name))
+        for name, most in _SIZES.items():
+            _check_size(name, getattr(self, name), most)
         if self.target_num_layers is not None:
-            _check_size("target_num_layers", self.target_num_layers)
+            _check_size("target_num_layers", self.target_num_layers, limits.HEAD_SIZE)
         _check_rope(self.rope_parameters)
         if not isinstance(self.rms_norm_eps, float) or not 0 < self.rms_norm_eps < 1:
             raise TercelError(f"rms_norm_eps of a head must be a small positive number, not {self.rms_norm_eps!r}")
@@ -106,6 +109,8 @@ class HeadConfig:
 
     def _check_feature_layers(self) -> None:
         depth = self.target_num_layers
+        if len(self.feature_layers) > limits.FEATURE_LAYERS:
+            raise TercelError(f"a head of {len(self.feature_layers)} feature layers is no head; fetch it again")
         if depth is not None and not self.feature_layers:
             raise TercelError("a head needs at least one feature layer")
         wrong = [i for i in self.feature_layers if type(i) is not int or i < 0 or (depth is not None and i >= depth)]
@@ -192,14 +197,19 @@ def engine_default_layers(num_layers: int) -> tuple[int, ...]:
     return (2, num_layers // 2, num_layers - 3)
 
 
-def _check_size(name: str, value: object) -> None:
+def _check_size(name: str, value: object, most: int) -> None:
     if type(value) is not int or value < 1:  # bool is an int too
         raise TercelError(f"{name} of a head must be a whole number of at least 1, not {value!r}")
+    if value > most:
+        raise TercelError(f"{name} of a head is {value}, which no model has; is the config damaged?")
 
 
 def _check_rope(parameters: object) -> None:
-    if not isinstance(parameters, dict) or not isinstance(parameters.get("rope_theta"), int | float):
+    theta = parameters.get("rope_theta") if isinstance(parameters, dict) else None
+    if not isinstance(theta, int | float) or isinstance(theta, bool):
         raise TercelError(f"rope_parameters of a head must name a rope_theta, not be {parameters!r}")
+    if not 0 < theta < math.inf:
+        raise TercelError(f"rope_theta of a head must be a number above 0, not {theta!r}")
 
 
 def _mlp_size(config: PreTrainedConfig) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tercel.draft import DraftModel, DraftVocabulary, Eagle1Config, Eagle1Head, HeadInfo
-from tercel.draft.checkpoint import check_finite
+from tercel.draft import DraftModel, DraftVocabulary, Eagle1Config, HeadInfo
+from tercel.draft.load import build_head, check_tensors
 from tercel.errors import TercelError
 from tercel.interop.notes import Notes
 from tercel.interop.rope import read_rope
@@ -61,11 +61,13 @@ def read_eagle1(
     notes.holds("layer ids", "what enters the target's output layer, after the final norm", "as EAGLE-1 is defined")
     tensors = {_native(name): tensor for name, tensor in stored.items() if _bare(name) not in _TARGETS_OWN}
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
-    check_finite(tensors, file)
     where = path / "config.json"
     settings = _settings(Source(config, config, tensors, FORMAT, file, where), notes, num_layers)
+    if settings.attention_bias and "layer.self_attn.o_proj.bias" not in tensors:  # Qwen2's layers have three of four
+        tensors["layer.self_attn.o_proj.bias"] = torch.zeros(tensors["fc.weight"].shape[0])
+    check_tensors(settings, tensors, file)
     return DraftModel(
-        _build(settings, tensors, file, dtype, device),
+        build_head(settings, tensors, file, dtype, device),
         DraftVocabulary.full(settings.vocab_size),
         HeadInfo(None, {"made_by": FORMAT}),
         path,
@@ -104,24 +106,3 @@ def _settings(s: Source, notes: Notes, num_layers: int | None) -> Eagle1Config:
         )
     except (TercelError, TypeError, ValueError) as error:
         raise TercelError(f"{s.where}: {error}") from error
-
-
-def _build(
-    config: Eagle1Config, tensors: Mapping[str, Tensor], file: Path, dtype: torch.dtype, device: str
-) -> Eagle1Head:
-    head = Eagle1Head(config)
-    wanted = dict(head.named_parameters())
-    if config.attention_bias and "layer.self_attn.o_proj.bias" not in tensors:  # Qwen2's layers have three of four
-        tensors = {**tensors, "layer.self_attn.o_proj.bias": torch.zeros(config.hidden_size)}
-    for name in sorted(set(wanted) ^ set(tensors)):
-        what = "lacks" if name in wanted else "holds, for an EAGLE-1 head, the unknown"
-        raise TercelError(f"{file} {what} {name}; fetch the whole head again")
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            if parameter.shape != tensors[name].shape:
-                raise TercelError(
-                    f"{name} in {file} is {list(tensors[name].shape)}, but the config's sizes ask for "
-                    f"{list(parameter.shape)}; config and weights are of different heads"
-                )
-            parameter.copy_(tensors[name])
-    return head.to(device=device, dtype=dtype).eval().requires_grad_(False)

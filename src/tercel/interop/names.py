@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from tercel.errors import TercelError
 
-_PREFIXES = ("module.", "draft_model.", "eagle_module.", "model.")
+_PREFIXES = ("draft_model.", "eagle_module.", "model.")
 # SGLang's older names of the norms before fc, from low to high
 _RENAMED = {f"aux_norm_{name}.weight": f"fc_norm.{i}.weight" for i, name in enumerate(("low", "mid", "high"))}
 _HARMLESS = (
@@ -31,8 +30,6 @@ _OTHER_KINDS = (
     (r"fc\.bias", "a head whose fc has a bias"),
     (r"midlayer\.mlp\..*\.bias", "a head whose MLP has biases"),
 )
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_MAPS = ("d2t", "t2d")
 
 
 def native(stored: Mapping[str, Tensor], file: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
@@ -66,8 +63,7 @@ def _native_name(name: str) -> str:
 
 def _refuse_packed(stored: Mapping[str, Tensor], file: Path) -> None:
     for name, tensor in stored.items():
-        whole = name.rsplit(".", 1)[-1] in _MAPS
-        if re.fullmatch(_PACKED, name) or (not whole and tensor.dtype not in _FLOATS):
+        if re.fullmatch(_PACKED, name):
             kind = str(tensor.dtype).removeprefix("torch.")
             raise TercelError(
                 f"{file} holds quantised weights ({name}, {kind}), which tercel does not read; "

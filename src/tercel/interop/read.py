@@ -9,16 +9,8 @@ import torch
 from torch import Tensor
 
 from tercel.draft import DraftModel, HeadConfig, HeadInfo, load_head
-from tercel.draft.checkpoint import (
-    EMBEDDINGS,
-    FROZEN,
-    TRAINED,
-    build_head,
-    check_finite,
-    check_tensors,
-    read_json,
-    read_vocabulary,
-)
+from tercel.draft.checkpoint import EMBEDDINGS, FROZEN, TRAINED
+from tercel.draft.load import build_head, check_tensors, read_vocabulary
 from tercel.errors import TercelError
 from tercel.interop.config_reading import read_config, say_files
 from tercel.interop.eagle1 import is_eagle1, read_eagle1
@@ -28,6 +20,7 @@ from tercel.interop.names import native
 from tercel.interop.notes import Notes
 from tercel.interop.rope import DEFAULT_THETA
 from tercel.interop.source import Source, section
+from tercel.reading import check_readable, read_json
 
 LayerIds = Literal["auto", "input", "output"]
 
@@ -51,6 +44,7 @@ def read_head(
     """
     if not path.is_dir():
         raise TercelError(f"there is no head at {path}: give a folder with config.json and weights")
+    check_readable(path)
     if (path / "tercel.json").is_file():
         return _own(path, dtype, device, num_layers, layer_ids)
     where = path / "config.json"
@@ -65,18 +59,17 @@ def read_head(
         )
     maker = recognise(config, where, notes)
     tensors, left_out = native(weights.tensors, weights.file)
-    check_finite(tensors, weights.file)
     body = section(config, "transformer_layer_config", where) if maker == SPECULATORS else config
     found = Source(config, body, tensors, maker, weights.file, where)
     head = read_config(found, notes, num_layers, None if layer_ids == "auto" else layer_ids)
     say_files(found, left_out, notes)
     _doubt_trained_base(found, head, notes)
     maps = _maps(found, head, notes)
-    vocabulary = read_vocabulary(maps, head, weights.file)
     check_tensors(head, maps, weights.file)
+    vocabulary = read_vocabulary(maps, head, weights.file)
     info = HeadInfo(None, {"made_by": maker, **_target_name(config, where), **_embeddings(config, head)})
     return DraftModel(
-        build_head(head, tensors, dtype, device),
+        build_head(head, tensors, weights.file, dtype, device),
         vocabulary,
         info,
         path,

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tercel.draft import DraftModel
-from tercel.draft.checkpoint import read_json
 from tercel.errors import TercelError
 from tercel.file_set import CARD, RECORD, file_set, may_replace_card, refuse_foreign, settle
 from tercel.files import as_json
 from tercel.interop.card import head_card, with_results
 from tercel.locks import folder_lock
 from tercel.measure.summary import BenchReport
+from tercel.reading import read_json
 
 METHOD = "eagle3"
 

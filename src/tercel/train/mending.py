@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from tercel.draft.checkpoint import read_json
 from tercel.file_set import (
+from tercel.reading import read_json
     CARD,
     MANIFEST,
     RECORD,

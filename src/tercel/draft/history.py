@@ -1,0 +1,66 @@
+"""What `tercel.json` records of training and measurements: checked when it is read, so that whoever shows it can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tercel.errors import TercelError
+
+# A type, a list of one form, or an object of forms; "*" stands for keys of any name. A float may be a whole number.
+_TRAINING = {
+    "target_name": str,
+    "data_licence": str,
+    "data": [str],
+    "conversations": int,
+    "held_out_conversations": int,
+    "tokens": int,
+    "supervised_tokens": int,
+    "draft_vocabulary_coverage": float,
+    "dtype": str,
+    "step": int,
+    "steps": int,
+    "chat_template": {"source": str, "rendered": str},
+    "recipe": {"lr": float, "clip": float, "max_length": int},
+}
+_MEASURED = {
+    "held_out": {"tau": float, "rows": int, "alpha": [float]},
+    "decoding": [
+        {
+            "shape": str,
+            "dtype": str,
+            "device": str,
+            "temperature": float,
+            "max_new_tokens": int,
+            "timestamp": str,
+            "tasks": {"*": {"questions": int, "tau": float, "speedup": float, "speedup_ci95": [float]}},
+        }
+    ],
+}
+_WORDS = {str: "text", int: "a whole number", float: "a number"}
+
+
+def check_history(training: dict[str, Any], measured: dict[str, Any], path: Path) -> None:
+    """Raises `TercelError` for an entry of another kind than this package writes; entries may be missing."""
+    _check(training, _TRAINING, "training", path)
+    _check(measured, _MEASURED, "measured", path)
+
+
+def _check(value: Any, form: Any, place: str, path: Path) -> None:
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            _refuse(value, "an object", place, path)
+        for key, item in value.items():
+            if (wanted := form.get(key, form.get("*"))) is not None:
+                _check(item, wanted, f"{place}.{key}", path)
+    elif isinstance(form, list):
+        if not isinstance(value, list):
+            _refuse(value, "a list", place, path)
+        for item in value:
+            _check(item, form[0], f"an entry of {place}", path)
+    elif isinstance(value, bool) or not isinstance(value, int | float if form is float else form):
+        _refuse(value, _WORDS[form], place, path)
+
+
+def _refuse(value: Any, wanted: str, place: str, path: Path) -> None:
+    raise TercelError(f"{place} in {path} must be {wanted}, not {str(value)[:40]!r}; save or fetch the head again")
