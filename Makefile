@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,--constraint constraints-cpu.txt)
 
-.PHONY: venv demo test lint bench vllm-venv openvino-venv llamacpp-venv test-engines
+.PHONY: venv demo test lint bench attack vllm-venv openvino-venv llamacpp-venv test-engines
 ENGINE_VENVS := .venv-vllm .venv-openvino .venv-llamacpp
 
 venv: $(INSTALLED)
@@ -26,6 +26,10 @@ test: lint
 
 bench: venv
 	$(BIN)/tercel bench smollm2-135m --tasks demo --json out/bench.json --plot out/bench.png
+
+# Thousands of hostile inputs, a quarter of an hour; the table goes to docs/reliability.md. Linux only.
+attack: venv
+	$(BIN)/python -m attack --json out/attack.json --write docs/reliability.md
 
 # The engines that heads are exported for, each in an environment of its own.
 vllm-venv: .venv-vllm/.ready

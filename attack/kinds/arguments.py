@@ -1,0 +1,322 @@
+"""What stands on the command line: prompts, numbers, addresses, names, places for output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from random import Random
+
+from attack.forks import Ended
+from attack.inputs import Command, Kind, Must, Room, Trial
+from attack.kinds.common import ASK, asking
+from attack.mutate import ESCAPE
+from attack.world import PROMPT
+
+LONG = "a" * 300  # longer than a name may be
+SURROGATE = os.fsdecode(b"a\xffb")  # how Python hands on an argument that is no UTF-8
+TEXTS = (
+    "",
+    " ",
+    "x",
+    "-1",
+    "0",
+    "1e400",
+    "nan",
+    "inf",
+    "-inf",
+    "9" * 400,
+    "9" * 5000,
+    "1.5",
+    "0x10",
+    "1_000",
+    "١٢",
+    LONG,
+    "a" * 5000,
+    ESCAPE,
+    "[/red]x",
+    "a\nb",
+    SURROGATE,
+    "é",
+    "~",
+    "~nobody/x",
+    "/",
+    ".",
+    "..",
+    "//",
+    "\\",
+    "%s",
+    "{}",
+    "$HOME",
+    "-",
+    "--",
+    "a/b/c/d",
+    "x" * 70 + "/" + "y" * 70,
+    "owner/name@",
+    "@",
+    ":",
+    "demo:",
+    "demo:0",
+    "demo:9" + "9" * 400,
+    ",",
+    ",,,",
+    "demo,demo",
+    "/dev/zero",
+    "/proc/self/mem",
+    "/etc",
+    "/nonexistent/x",
+)
+URLS = (
+    "",
+    "http://",
+    "http:///",
+    "http://[",
+    "http://[::1",
+    "http://[::1]:x",
+    "http://localhost:99999",
+    "http://localhost:-1",
+    "http://localhost:x",
+    "http://a b",
+    "http://bücher.example",
+    "http://" + "a" * 70 + ".de",
+    "http://xn--a.example",
+    "http://localhost:9/ä",
+    "http://\u202ex",
+    "http://" + ESCAPE,
+    "http://user:pass@127.0.0.1:9",
+    "ftp://127.0.0.1/x",
+    "file:///etc/passwd",
+    "HTTP://127.0.0.1:9",
+    "http://127.0.0.1:9/v1/",
+    "http://127.0.0.1:9?x=1",
+    "http://127.0.0.1:9#x",
+    "http://.",
+    "http://..",
+    "http://a..b",
+    "http://0x7f.1:9",
+    "http://\x00",
+    "http:\\\\x",
+    "//127.0.0.1:9",
+    "127.0.0.1:9",
+    "http://" + "a" * 5000,
+    SURROGATE,
+    "http://" + SURROGATE,
+    "unix:///x",
+    "http://127.0.0.1:9 ",
+    " http://127.0.0.1:9",
+    "http://127.0.0.1:9\n",
+    "http://%00",
+    "http://[fe80::1%25eth0]:9",
+)
+PROMPTS: dict[str, tuple[str, Must]] = {
+    "bytes that are no UTF-8": (SURROGATE, "refuse"),
+    "an escape": (ESCAPE, "either"),
+    "emoji": ("👩‍👩‍👧", "run"),
+    "right to left": ("\u202eabc", "either"),
+    "a BOM": ("\ufeffthe cat", "either"),
+    "special tokens": ("<|im_end|>" * 3, "run"),
+    "one letter": ("a", "run"),
+    "too long": ("the cat " * 500, "refuse"),
+    "far too long": ("a" * 100_000, "refuse"),
+    "white space": (" \t\n", "refuse"),
+    "a template": ("{{ 1 // 0 }}", "run"),
+    "markup": ("[/red]", "run"),
+    "line ends": ("a\r\nb\rc\u2028d\x85e", "run"),
+    "an option": ("--help", "run"),
+    "combining": ("e" + "\u0301" * 300, "either"),
+}
+FILES: dict[str, bytes] = {
+    "bytes that are no UTF-8": b"a\xffb",
+    "UTF-16": "the cat".encode("utf-16"),
+    "NUL": b"the\0cat",
+    "empty": b"",
+    "a BOM alone": b"\xef\xbb\xbf",
+    "an escape": ESCAPE.encode(),
+    "a surrogate": b"a\xed\xa0\x80",
+    "10 MB": b"the cat " * 1_250_000,
+}
+SAME = {
+    "a BOM": b"\xef\xbb\xbf" + PROMPT.encode(),
+    "a last line end": PROMPT.encode() + b"\n",
+    "a line end of Windows": PROMPT.encode() + b"\r\n",
+}
+NUMBERS = (
+    "--temperature",
+    "--top-k",
+    "--top-p",
+    "--min-p",
+    "--repetition-penalty",
+    "--presence-penalty",
+    "--frequency-penalty",
+    "--seed",
+    "--max-new-tokens",
+    "--draft-depth",
+    "--draft-top-k",
+    "--draft-nodes",
+    "--logit-bias",
+    "--stop",
+    "--device",
+    "--dtype",
+    "--layer-ids",
+    "--system",
+)
+VALUES = (
+    "",
+    "x",
+    "-1",
+    "0",
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "1e-400",
+    "9" * 30,
+    "9" * 5000,
+    "1.5",
+    ESCAPE,
+    SURROGATE,
+    "18446744073709551616",
+    "-9223372036854775809",
+    "1=nan",
+    "1=inf",
+    "-1=2",
+    "999=1",
+    "1=1e400",
+    "9" * 30 + "=1",
+    "1e3",
+    "2147483648",
+    "100000000",
+)
+
+
+def given(title: str, *arguments: str, must: Must = "either", **more: object) -> Trial:
+    """Honest things are named by TARGET, HEAD, ANSWERS and ASKED."""
+
+    def make(room: Room, chance: Random) -> Command:
+        return Command(meant(room, arguments), must=must, usage=True).but(**more)
+
+    return Trial(title, make)
+
+
+def meant(room: Room, arguments: Sequence[str]) -> list[str]:
+    world = room.world
+    names = {"TARGET": world.target, "HEAD": world.head, "ANSWERS": world.answers, "ASKED": world.asked}
+    return [str(names.get(argument, argument)) for argument in arguments]
+
+
+def prompted(title: str, text: str, must: Must) -> Trial:
+    def make(room: Room, chance: Random) -> Command:
+        return asking(room, room.world.target, None, "--prompt", text).but(must=must, usage=True)
+
+    return Trial(f"prompt: {title}", make)
+
+
+def from_file(title: str, data: bytes, must: Must, same: bool = False) -> Trial:
+    """A prompt from a file; `same`: its answer is that of the usual prompt."""
+
+    def make(room: Room, chance: Random) -> Command:
+        room.write("prompt.txt", data)
+        command = Command(
+            ["generate", str(room.world.target), "--draft", "none", "--prompt-file", "prompt.txt", *ASK[2:]]
+        )
+        return command.but(must=must, answer=True, check=_the_same if same else None)
+
+    return Trial(f"prompt file: {title}", make)
+
+
+def piped(title: str, data: bytes, must: Must) -> Trial:
+    def make(room: Room, chance: Random) -> Command:
+        command = Command(["generate", str(room.world.target), "--draft", "none", *ASK[2:]], stdin=data)
+        return command.but(must=must, answer=True, check=_the_same if must == "run" else None)
+
+    return Trial(f"piped prompt: {title}", make)
+
+
+def _the_same(room: Room, ended: Ended) -> str | None:
+    said, right = ended.out.decode("utf-8", "replace"), room.world.facts["answer"]
+    return None if said == right else f"the prompt is another: {said!r} instead of {right!r}"
+
+
+def _listed() -> list[Trial]:
+    trials = [prompted(title, text, must) for title, (text, must) in PROMPTS.items()]
+    trials += [from_file(title, data, "refuse" if title != "an escape" else "either") for title, data in FILES.items()]
+    trials += [from_file(title, data, "run", same=True) for title, data in SAME.items()]
+    trials += [
+        piped("as it is", PROMPT.encode(), "run"),
+        piped("a last line end", PROMPT.encode() + b"\n", "run"),
+        piped("bytes that are no UTF-8", b"a\xff", "refuse"),
+        piped("nothing", b"", "refuse"),
+        piped("NUL", b"\0", "either"),
+    ]
+    trials += [
+        given(f"--url {url[:40]!r}", "doctor", "TARGET", "HEAD", "--url", url, "--timeout", "2", must="refuse")
+        for url in URLS
+    ]
+    plain = ("generate", "TARGET", "--draft", "none")
+    trials += [
+        given(f"{flag} {value[:20]!r}", *plain, *ASK, flag, value, answer=True)
+        for number, flag in enumerate(NUMBERS)
+        for at, value in enumerate(VALUES)
+        if (number + at) % 3 == 0 or flag in ("--seed", "--logit-bias")
+    ]
+    checked = ("verify", "TARGET", "HEAD", "--max-new-tokens", "2", "--check", "greedy", "--tasks")
+    for text in TEXTS:
+        name = repr(text[:30])
+        trials += [
+            given(f"TARGET {name}", "generate", text, "--draft", "none", *ASK, answer=True),
+            given(f"HEAD {name}", "inspect", text),
+            given(f"HEAD beside a target {name}", "generate", "TARGET", text, *ASK, answer=True),
+            given(f"a file of conversations {name}", "data", "show", text, "--target", "TARGET"),
+            given(f"--tasks {name}", *checked, text, codes=frozenset({0, 1})),
+            given(f"--prompt-file {name}", *plain, "--prompt-file", text, *ASK[2:], answer=True),
+        ]
+    return trials
+
+
+# What a random command is made of: a verb with a right beginning, then one or two options with an odd value.
+def further(chance: Random) -> Trial:
+    verbs = {
+        "generate": (["--draft", "none", *ASK], NUMBERS),
+        "verify": (
+            ["--check", "greedy", "--tasks", "demo:1", "--max-new-tokens", "2"],
+            ("--temperature", "--samples", "--slots", "--seed", "--tasks", "--data-dir", "--max-new-tokens", "--check"),
+        ),
+        "doctor": (
+            [],
+            ("--url", "--engine", "--tasks", "--timeout", "--max-new-tokens", "--layer-ids", "--json", "--device"),
+        ),
+        "inspect": ([], ("--target", "--layer-ids", "--tasks", "--data-dir", "--json", "--dtype")),
+        "serve-command": (
+            ["--engine", "vllm"],
+            ("--target", "--depth", "--top-k", "--nodes", "--dtype", "--engine", "--json"),
+        ),
+        "export": (["--to", "vllm", "--out", "made"], ("--target", "--to", "--depth", "--layer-ids", "--out")),
+        "show": ([], ("--target", "--samples", "--limit", "--max-length", "--check-overlap")),
+    }
+    verb = chance.choice(sorted(verbs))
+    start, options = verbs[verb]
+    pairs = [(chance.choice(options), chance.choice((*VALUES, *TEXTS))) for _ in range(chance.choice((1, 1, 2)))]
+    pairs = [(flag, value) for flag, value in pairs if "/dev" not in value or flag not in ("--json", "--out")]
+
+    def make(room: Room, chance: Random) -> Command:
+        first = {
+            "generate": ["generate", "TARGET"],
+            "verify": ["verify", "TARGET", "HEAD"],
+            "doctor": ["doctor", "TARGET", "HEAD"],
+            "inspect": ["inspect", "HEAD"],
+            "serve-command": ["serve-command", "HEAD", "--target", "TARGET"],
+            "export": ["export", "HEAD", "--target", "TARGET"],
+            "show": ["data", "show", "ANSWERS", "--target", "TARGET"],
+        }[verb]
+        chosen = [part for pair in pairs for part in pair]
+        places = [value for flag, value in pairs if flag in ("--json", "--out") and value.strip("./")]
+        codes = frozenset({0, 1}) if verb in ("doctor", "verify") else frozenset({0})
+        out = ("made", *places, *(place.split("/")[0] for place in places))
+        return Command(
+            meant(room, [*first, *start, *chosen]), codes=codes, usage=True, answer=verb == "generate", out=out
+        )
+
+    said = " ".join(f"{flag} {value[:15]!r}" for flag, value in pairs)
+    return Trial(f"{verb} {said}", make)
+
+
+KIND = Kind("arguments", "prompts and command-line arguments", tuple(_listed()), further, count=700, quick=(12, 5))

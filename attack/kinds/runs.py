@@ -1,0 +1,327 @@
+"""Training runs and regenerated answers that were stopped, with something changed in them before they go on.
+
+What a run left is taken up exactly or refused: the same command again gives the very head that an unbroken run gives,
+or one sentence. What lies beside a run, and was not made by it, stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from attack.forks import Ended
+from attack.inputs import Command, Kind, Must, Room, Trial
+from attack.kinds.common import read
+from attack.mutate import spoil_bytes, to_json
+from attack.world import regenerating
+
+Change = Callable[[Path, Random], Any]
+FILES = (
+    "model.safetensors",
+    "config.json",
+    "tercel.json",
+    "README.md",
+    "training/state.pt",
+    "training/metrics.jsonl",
+    "last/model.safetensors",
+    "last/tercel.json",
+    "last/config.json",
+)
+
+
+def resumed(
+    title: str, change: Change, must: Must = "either", features: Change | None = None, done: bool = False
+) -> Trial:
+    """The stopped (or, if `done`, the finished) run with `change` done to its folder, and its command given again;
+    with `features`, from a changed feature cache."""
+
+    def make(room: Room, chance: Random) -> Command:
+        out = room.copy(room.world.done if done else room.world.stopped, "head")
+        change(out, chance)
+        more = []
+        if features is not None:
+            features(room.copy(room.world.features, "features"), chance)
+            more = ["--feature-cache", "features"]
+        command = Command(room.world.training("head", *more), out=("head", "features"), must=must, check=same_head)
+        return command.but(leaves=True)
+
+    return Trial(f"{'finished' if done else 'resumed'} with {title}", make)
+
+
+def fresh(title: str, lay: Change, must: Must, check: Any = None, out: tuple[str, ...] = ("head",)) -> Trial:
+    """A run begun in a folder that holds what `lay` put there."""
+
+    def make(room: Room, chance: Random) -> Command:
+        (room.path / "head").mkdir()
+        lay(room.path / "head", chance)
+        return Command(room.world.training("head"), out=out, must=must, check=check)
+
+    return Trial(f"begun in a folder with {title}", make)
+
+
+def same_head(room: Room, ended: Ended) -> str | None:
+    """The head, byte for byte, and all the files of a run."""
+    for name in ("model.safetensors", "config.json"):
+        made, right = room.path / "head" / name, room.world.done / name
+        if not made.is_file():
+            return f"there is no {name} in the end"
+        if _digest(made) != _digest(right):
+            return f"{name} is not that of the unbroken run"
+    made_json, right_json = read(room.path / "head" / "tercel.json"), read(room.world.done / "tercel.json")
+    return None if made_json["measured"] == right_json["measured"] else "other acceptance than the unbroken run's"
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def with_foreign(room: Room, ended: Ended) -> str | None:
+    """What was laid beside the run is still there."""
+    for name in ("thesis.txt", "src/main.py", ".git/config"):
+        if not (room.path / "head" / name).is_file():
+            return f"{name}, which no run made, is gone"
+    return same_head(room, ended)
+
+
+def _lay_foreign(folder: Path, chance: Random) -> None:
+    for name in ("thesis.txt", "src/main.py", ".git/config"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("precious", encoding="utf-8")
+
+
+def _with_training(folder: Path, chance: Random) -> None:
+    """Somebody's project that has a folder named as ours."""
+    _lay_foreign(folder, chance)
+    (folder / "training").mkdir()
+    (folder / "training" / "plan.txt").write_text("run 5 km", encoding="utf-8")
+
+
+def _with_tercel_json(folder: Path, chance: Random) -> None:
+    _lay_foreign(folder, chance)
+    (folder / "tercel.json").write_text("{}", encoding="utf-8")
+
+
+def _without(name: str) -> Change:
+    def change(folder: Path, chance: Random) -> None:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return change
+
+
+def _spoil(name: str) -> Change:
+    def change(folder: Path, chance: Random) -> None:
+        (folder / name).write_bytes(spoil_bytes(chance, (folder / name).read_bytes())[1])
+
+    return change
+
+
+def _flip(name: str) -> Change:
+    """One bit in the second half, where tensors are."""
+
+    def change(folder: Path, chance: Random) -> None:
+        data = bytearray((folder / name).read_bytes())
+        data[chance.randrange(len(data) // 4, 3 * len(data) // 4)] ^= 4
+        (folder / name).write_bytes(data)
+
+    return change
+
+
+def _cut(name: str, share: float) -> Change:
+    def change(folder: Path, chance: Random) -> None:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: int(len(data) * share)])
+
+    return change
+
+
+def _write(name: str, data: bytes) -> Change:
+    return lambda folder, chance: (folder / name).write_bytes(data)
+
+
+def _folder(name: str) -> Change:
+    def change(folder: Path, chance: Random) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return change
+
+
+def _both(*changes: Change) -> Change:
+    return lambda folder, chance: [change(folder, chance) for change in changes]
+
+
+def _nothing(folder: Path, chance: Random) -> None:
+    pass
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _spoil_cached(way: str) -> Change:
+    """All cached features changed, or one of them."""
+
+    def change(folder: Path, chance: Random) -> None:
+        files = _tensor_files(folder)
+        for file in files if way != "one bit" else [chance.choice(files)]:
+            data = bytearray(file.read_bytes())
+            half = len(data) // 2
+            if way == "one bit":
+                data[chance.randrange(half, len(data))] ^= 16
+            elif way == "zeros":
+                data[half:] = bytes(len(data) - half)
+            else:
+                del data[half if way == "cut" else 0 :]
+            file.write_bytes(data)
+
+    return change
+
+
+def _exchange(folder: Path, chance: Random) -> None:
+    files = _tensor_files(folder)
+    contents = [file.read_bytes() for file in files]
+    for file, data in zip(files, contents[1:] + contents[:1], strict=True):
+        file.write_bytes(data)
+
+
+# ---------------------------------------------------------------------------------------------- regenerated answers
+
+
+def answered(title: str, change: Change, must: Must = "either") -> Trial:
+    def make(room: Room, chance: Random) -> Command:
+        out = room.copy(room.world.begun, "begun")
+        (out / "whole.jsonl").unlink()
+        change(out, chance)
+        command = Command(regenerating(room.world, "begun/out.jsonl"), out=("begun",), must=must, check=same_answers)
+        return command.but(leaves=True)
+
+    return Trial(f"answers resumed with {title}", make)
+
+
+def same_answers(room: Room, ended: Ended) -> str | None:
+    def rows(file: Path) -> dict[str, Any]:
+        return {row["id"]: row["messages"] for row in map(json.loads, file.read_text("utf-8").splitlines())}
+
+    lines = (room.path / "begun" / "out.jsonl").read_text("utf-8").splitlines()
+    made, right = rows(room.path / "begun" / "out.jsonl"), rows(room.world.begun / "whole.jsonl")
+    if len(lines) != len(right):
+        return f"{len(lines)} lines for {len(right)} conversations"
+    other = [key for key in right if made.get(key) != right[key]]
+    return f"{len(other)} answers are others, such as that of {other[0]}" if other else None
+
+
+def _listed() -> list[Trial]:
+    trials = [
+        resumed("nothing changed", _nothing, "run"),
+        resumed("nothing changed and cached features", _nothing, "run", _nothing),
+        resumed("files of others beside it", _lay_foreign, "run"),
+        fresh("nothing", _nothing, "run", same_head),
+        fresh("somebody's files", _lay_foreign, "refuse"),
+        fresh("somebody's folder named training", _with_training, "refuse"),
+        fresh("somebody's tercel.json", _with_tercel_json, "refuse"),
+        fresh("an empty folder named training", lambda f, c: (f / "training").mkdir(), "either", same_head),
+        fresh("a folder named last", lambda f, c: (f / "last").mkdir(), "either", same_head),
+        resumed("no training folder", _without("training"), "either"),
+        resumed("no last head", _without("last"), "either"),
+        resumed("no journal", _without("training/metrics.jsonl"), "either"),
+    ]
+    for name in FILES:
+        trials += [
+            resumed(f"{name} gone", _without(name)),
+            resumed(f"{name} empty", _write(name, b"")),
+            resumed(f"{name} cut off", _cut(name, 0.6)),
+            resumed(f"one bit of {name}", _flip(name)),
+            resumed(f"zeros for {name}", _write(name, bytes(3000))),
+            resumed(f"a folder for {name}", _folder(name)),
+        ]
+    for name in FILES[:6]:  # a finished run has nothing left to write, so that what is broken stays broken
+        trials += [
+            resumed(f"{name} gone", _without(name), done=True),
+            resumed(f"{name} cut off", _cut(name, 0.6), done=True),
+            resumed(f"one bit of {name}", _flip(name), done=True),
+        ]
+    trials += [
+        resumed(
+            "a state of another kind", lambda f, c: shutil.copy(f / "model.safetensors", f / "training" / "state.pt")
+        ),
+        resumed(
+            "the heads exchanged", lambda f, c: shutil.copy(f / "last" / "model.safetensors", f / "model.safetensors")
+        ),
+        resumed(
+            "a journal of other rows",
+            _write("training/metrics.jsonl", b'{"step": "x"}\n[]\n5\n{"step": 1, "eval": 3}\n'),
+        ),
+        resumed("a journal of deep lists", _write("training/metrics.jsonl", b"[" * 10_000 + b"\n")),
+        resumed("a journal that is no UTF-8", _write("training/metrics.jsonl", b"\xff\xfe\n")),
+        resumed("a journal without an end", _cut("training/metrics.jsonl", 0.5)),
+        resumed(
+            "a journal that claims the best",
+            lambda f, c: (
+                (f / "training" / "metrics.jsonl")
+                .open("a")
+                .write('{"step": 4, "eval": {"tau": 99.0, "alpha": [1.0], "rows": 5}}\n')
+            ),
+        ),
+        resumed(
+            "another run's tercel.json",
+            lambda f, c: (f / "tercel.json").write_bytes(to_json({**read(f / "tercel.json"), "training": {}})),
+        ),
+        *(
+            resumed(f"cached features: {way}", _nothing, "either", _spoil_cached(way))
+            for way in ("one bit", "cut", "zeros", "empty")
+        ),
+        resumed("cached features exchanged", _nothing, "either", _exchange),
+        resumed(
+            "leftovers of writing",
+            _both(_write(".model.safetensors.abc.part", b"x"), lambda f, c: (f.parent / ".head.abc.part").mkdir()),
+            "either",
+        ),
+        answered("nothing changed", _nothing, "run"),
+        answered("no settings", _without("out.jsonl.settings.json")),
+        answered("settings of a list", _write("out.jsonl.settings.json", b"[]")),
+        answered("settings of text", _write("out.jsonl.settings.json", b"x")),
+        answered("settings of null", _write("out.jsonl.settings.json", b"null")),
+        answered("settings 10,000 deep", _write("out.jsonl.settings.json", b"[" * 10_000)),
+        answered(
+            "settings gone and answers too", _both(_without("out.jsonl.settings.json"), _without("out.jsonl.part"))
+        ),
+        answered("no answers yet", _write("out.jsonl.part", b""), "run"),
+        answered("zeros for answers", _write("out.jsonl.part", bytes(500))),
+        answered("other rows", _write("out.jsonl.part", b"[]\n5\n")),
+        answered("a row without an id", _write("out.jsonl.part", b'{"messages": []}\n')),
+        answered("an id that is a list", _write("out.jsonl.part", b'{"id": [1]}\n')),
+        answered(
+            "a row twice",
+            lambda f, c: (f / "out.jsonl.part").write_bytes(
+                (lambda lines: lines[0] + lines[0] + lines[1])((f / "out.jsonl.part").read_bytes().splitlines(True))
+            ),
+        ),
+        answered(
+            "line ends of Windows",
+            lambda f, c: (f / "out.jsonl.part").write_bytes(
+                (f / "out.jsonl.part").read_bytes().replace(b"\n", b"\r\n")
+            ),
+        ),
+        answered("a row 10,000 deep", _write("out.jsonl.part", b"[" * 10_000 + b"]" * 10_000 + b"\n")),
+        answered(
+            "a BOM",
+            lambda f, c: (f / "out.jsonl.part").write_bytes(b"\xef\xbb\xbf" + (f / "out.jsonl.part").read_bytes()),
+        ),
+    ]
+    return trials
+
+
+def further(chance: Random) -> Trial:
+    if chance.random() < 0.7:
+        name = chance.choice((*FILES, "training/state.pt", "training/metrics.jsonl", "model.safetensors"))
+        return resumed(f"bytes of {name} changed", chance.choice((_spoil, _flip))(name))
+    return answered("bytes changed", _spoil("out.jsonl.part"))
+
+
+KIND = Kind("runs", "stopped runs and answers, resumed", tuple(_listed()), further, count=190, quick=(8, 1))
