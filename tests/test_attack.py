@@ -51,7 +51,14 @@ def judged(
     tmp_path: Path, how: Ended, command: Command | None = None, after: dict[str, str] | None = None
 ) -> list[str]:
     room = Room(tmp_path, World(tmp_path))
-    return faults(command or Command(["inspect"]), room, how, {"a": "file"}, after or {"a": "file"}, program=False)
+    return faults(
+        command or Command(["inspect"]),
+        room,
+        how,
+        {"a": "file"},
+        {"a": "file"} if after is None else after,
+        program=False,
+    )
 
 
 def test_clean_ends_are_clean(tmp_path: Path) -> None:

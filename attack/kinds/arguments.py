@@ -319,4 +319,4 @@ def further(chance: Random) -> Trial:
     return Trial(f"{verb} {said}", make)
 
 
-KIND = Kind("arguments", "prompts and command-line arguments", tuple(_listed()), further, count=700, quick=(12, 5))
+KIND = Kind("arguments", "prompts and command-line arguments", tuple(_listed()), further, count=600, quick=(12, 5))

@@ -315,4 +315,4 @@ def further(chance: Random) -> Trial:
     return Trial(f"{schema}: {what} changed", make)
 
 
-KIND = Kind("conversations", "files of conversations", tuple(_listed()), further, count=640, quick=(14, 6))
+KIND = Kind("conversations", "files of conversations", tuple(_listed()), further, count=540, quick=(14, 6))

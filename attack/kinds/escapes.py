@@ -268,6 +268,6 @@ KIND = Kind(
     "control sequences and markup, on terminals and in pipes",
     tuple(_listed()),
     further,
-    count=420,
+    count=340,
     quick=(14, 4),
 )

@@ -179,4 +179,4 @@ def further(chance: Random) -> Trial:
     return file_of("bytes changed", lambda room, c: spoil_bytes(c, room.world.gguf.read_bytes(), head)[1])
 
 
-KIND = Kind("gguf", "GGUF files", tuple(_listed()), further, count=300, quick=(8, 3))
+KIND = Kind("gguf", "GGUF files", tuple(_listed()), further, count=240, quick=(8, 3))

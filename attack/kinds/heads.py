@@ -329,4 +329,4 @@ def _spoil_weights(chance: Random, head: Path, what: str) -> None:
         file.write_bytes(safetensors(change_json(chance, header)[1], data[8 + size :]))
 
 
-KIND = Kind("heads", "draft heads of all formats", tuple(_listed()), further, count=560, quick=(10, 6))
+KIND = Kind("heads", "draft heads of all formats", tuple(_listed()), further, count=500, quick=(10, 6))

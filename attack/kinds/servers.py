@@ -226,4 +226,4 @@ def further(chance: Random) -> Trial:
     return changed("changed", path, change)
 
 
-KIND = Kind("servers", "servers behind doctor --url", tuple(_listed()), further, count=470, quick=(10, 3))
+KIND = Kind("servers", "servers behind doctor --url", tuple(_listed()), further, count=440, quick=(10, 3))

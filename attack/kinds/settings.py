@@ -170,4 +170,4 @@ def further(chance: Random) -> Trial:
     return Trial(f"{way} changed", make)
 
 
-KIND = Kind("settings", "YAML files of settings", tuple(_listed()), further, count=280, quick=(8, 3))
+KIND = Kind("settings", "YAML files of settings", tuple(_listed()), further, count=270, quick=(8, 3))

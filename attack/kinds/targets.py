@@ -230,4 +230,4 @@ def further(chance: Random) -> Trial:
     return Trial(f"{what} changed", make)
 
 
-KIND = Kind("targets", "folders of target models", tuple(_listed()), further, count=480, quick=(10, 5))
+KIND = Kind("targets", "folders of target models", tuple(_listed()), further, count=440, quick=(10, 5))

@@ -286,4 +286,4 @@ def _patched(chance: Random, file: Path) -> bytes:
     return text.encode()
 
 
-KIND = Kind("tokenizers", "tokenizers and chat templates", tuple(_listed()), further, count=400, quick=(12, 4))
+KIND = Kind("tokenizers", "tokenizers and chat templates", tuple(_listed()), further, count=380, quick=(12, 4))
