@@ -47,16 +47,15 @@ class Command:
     """arguments: of `tercel`; `{port}` stands for that of `server`. out: paths below the room that the command may
     write (with everything below them). must: whether it has to refuse the input, has to take it, or may do either.
     codes: exit codes that may come of it, beside 2 for a refusal. check: says what is wrong with the result of a
-    command that ended with 0. usage: errors of usage may be told in the command line's own way, in several lines.
-    leaves: a refusal may leave things at `out` (a run that can be resumed). answer: standard output is the model's own
-    text. program: as a program even where inputs usually are not. The rest is as in `Surroundings`."""
+    command that ended with 0. leaves: a refusal may leave things at `out` (a run that can be resumed). answer: standard
+    output is the model's own text. program: as a program even where inputs usually are not. The rest is as in
+    `Surroundings`."""
 
     arguments: Sequence[str]
     out: Sequence[str] = ()
     must: Must = "either"
     codes: frozenset[int] = frozenset({0})
     check: Check | None = None
-    usage: bool = False
     leaves: bool = False
     answer: bool = False
     stdin: bytes = b""

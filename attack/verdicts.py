@@ -81,8 +81,6 @@ def _ending(command: Command, ended: Ended, err: str) -> list[str]:
 
 def _sentence(command: Command, err: str) -> list[str]:
     text = (screen(err) if command.terminal else err).strip()
-    if command.usage and text.startswith("Usage:"):
-        return []
     lines = text.splitlines()
     if len(lines) != 1:
         return [f"{len(lines)} lines instead of one sentence: {text[:300]!r}"]

@@ -192,7 +192,7 @@ def given(title: str, *arguments: str, must: Must = "either", **more: object) ->
     """Honest things are named by TARGET, HEAD, ANSWERS and ASKED."""
 
     def make(room: Room, chance: Random) -> Command:
-        return Command(meant(room, arguments), must=must, usage=True).but(**more)
+        return Command(meant(room, arguments), must=must).but(**more)
 
     return Trial(title, make)
 
@@ -205,7 +205,7 @@ def meant(room: Room, arguments: Sequence[str]) -> list[str]:
 
 def prompted(title: str, text: str, must: Must) -> Trial:
     def make(room: Room, chance: Random) -> Command:
-        return asking(room, room.world.target, None, "--prompt", text).but(must=must, usage=True)
+        return asking(room, room.world.target, None, "--prompt", text).but(must=must)
 
     return Trial(f"prompt: {title}", make)
 
@@ -238,7 +238,9 @@ def _the_same(room: Room, ended: Ended) -> str | None:
 
 def _listed() -> list[Trial]:
     trials = [prompted(title, text, must) for title, (text, must) in PROMPTS.items()]
-    trials += [from_file(title, data, "refuse" if title != "an escape" else "either") for title, data in FILES.items()]
+    trials += [
+        from_file(title, data, "either" if title in ("an escape", "NUL") else "refuse") for title, data in FILES.items()
+    ]
     trials += [from_file(title, data, "run", same=True) for title, data in SAME.items()]
     trials += [
         piped("as it is", PROMPT.encode(), "run"),
@@ -311,9 +313,7 @@ def further(chance: Random) -> Trial:
         places = [value for flag, value in pairs if flag in ("--json", "--out") and value.strip("./")]
         codes = frozenset({0, 1}) if verb in ("doctor", "verify") else frozenset({0})
         out = ("made", *places, *(place.split("/")[0] for place in places))
-        return Command(
-            meant(room, [*first, *start, *chosen]), codes=codes, usage=True, answer=verb == "generate", out=out
-        )
+        return Command(meant(room, [*first, *start, *chosen]), codes=codes, answer=verb == "generate", out=out)
 
     said = " ".join(f"{flag} {value[:15]!r}" for flag, value in pairs)
     return Trial(f"{verb} {said}", make)

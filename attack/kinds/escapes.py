@@ -78,7 +78,7 @@ def target_name(room: Room, text: str) -> Command:
 
 
 def wrong_name(*before: str) -> Lay:
-    return lambda room, text: Command([*before, text], usage=True, must="refuse")
+    return lambda room, text: Command([*before, text], must="refuse")
 
 
 def row(change: Callable[[dict[str, Any], str], Any], verb: Callable[[Room, str], Command] = showing) -> Lay:
@@ -207,7 +207,7 @@ PLACES: dict[str, Lay] = {
     "a head that is not there": wrong_name("inspect"),
     "a target that is not there": wrong_name("generate"),
     "a command that is not there": wrong_name(),
-    "an option that is not there": lambda room, text: Command(["inspect", f"--{text}", "x"], usage=True, must="refuse"),
+    "an option that is not there": lambda room, text: Command(["inspect", f"--{text}", "x"], must="refuse"),
     "a conversation's id": row(_put("id")),
     "a conversation's source": row(_put("source")),
     "a conversation's unknown key": row(_nothing_but),
@@ -245,7 +245,7 @@ PLACES: dict[str, Lay] = {
 def escape(place: str, what: str, terminal: bool) -> Trial:
     def make(room: Room, chance: Random) -> Command:
         command = PLACES[place](room, PAYLOADS[what])
-        return command.but(terminal=terminal, check=None, usage=True)
+        return command.but(terminal=terminal, check=None)
 
     return Trial(f"{what} in {place}, {'on a terminal' if terminal else 'in a pipe'}", make)
 
