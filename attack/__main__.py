@@ -11,6 +11,7 @@ from pathlib import Path
 
 from attack.campaign import Result, campaign, endless, line, order
 from attack.inputs import Kind
+from attack.kills import kill_all
 from attack.kinds import KINDS
 from attack.report import report, table, write_json, write_table
 
@@ -21,7 +22,7 @@ def main() -> int:
     if args.only:
         return show(args.only, args.seed)
     kinds = _chosen(args.kinds)
-    results, started = [], time.monotonic()
+    results, kills, started = [], [], time.monotonic()
     until = started + 60 * args.minutes if args.minutes else None
     with campaign(args.seed) as attack:
         for result in attack.try_all(order(kinds, args.quick), until):
@@ -32,14 +33,18 @@ def main() -> int:
             for result in attack.try_all(endless(kinds, start), until):
                 results.append(result)
                 _say(result, args.verbose)
+        if not (args.quick or args.kinds):
+            for kill in kill_all(attack.path / "kills"):
+                kills.append(kill)
+                print(f"{'FAIL' if kill.fault else 'ok  '} killed: {kill.name} {kill.fault}", flush=True)
     command = shlex.join(["python", "-m", "attack", *sys.argv[1:]])
-    found = report(results, kinds, args.seed, time.monotonic() - started, command)
+    found = report(results, kills, kinds, args.seed, time.monotonic() - started, command)
     if args.json:
         write_json(found, args.json)
     if args.write:
         write_table(found, args.write)
     print(table(found))
-    return 0 if found["clean"] == found["inputs"] else 1
+    return 0 if found["clean"] == found["inputs"] and not any(kill.fault for kill in kills) else 1
 
 
 def show(id: str, seed: int) -> int:

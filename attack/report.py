@@ -5,18 +5,27 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from attack.campaign import Result
 from attack.inputs import Kind
+from attack.kills import Killed
 
 BEGIN, END = "<!-- table: written by `make attack` -->", "<!-- end of the table -->"
 
 
-def report(results: Sequence[Result], kinds: Sequence[Kind], seed: int, seconds: float, command: str) -> dict[str, Any]:
-    """Counts by kind, what was not clean in full, and under which conditions."""
+def report(
+    results: Sequence[Result],
+    kills: Sequence[Killed],
+    kinds: Sequence[Kind],
+    seed: int,
+    seconds: float,
+    command: str,
+) -> dict[str, Any]:
+    """Counts by kind, what was not clean in full, kills, and under which conditions."""
     rows = {kind.name: [result for result in results if result.kind == kind.name] for kind in kinds}
     return {
         "date": date.today().isoformat(),
@@ -36,6 +45,7 @@ def report(results: Sequence[Result], kinds: Sequence[Kind], seed: int, seconds:
             }
             for kind in kinds
         },
+        "kills": [asdict(kill) for kill in kills],
         "slowest": {r.id: r.cpu for r in sorted(results, key=lambda result: -result.cpu)[:20]},
         "not_clean": [result.to_json() for result in results if not result.clean],
     }
@@ -51,6 +61,8 @@ def table(found: dict[str, Any]) -> str:
     refused = sum(counts["refused"] for counts in found["kinds"].values())
     bad = found["inputs"] - found["clean"]
     lines.append(f"| **all** | **{found['inputs']:,}** | **{refused:,}** | **{found['clean']:,}** | **{bad:,}** |")
+    if found["kills"]:
+        lines += ["", *_kills(found["kills"])]
     minutes = found["seconds"] / 60
     lines += [
         "",
@@ -60,6 +72,17 @@ def table(found: dict[str, Any]) -> str:
         ids = ", ".join(f"`{row['id']}`" for row in found["not_clean"])
         lines.append(f"Not clean: {ids}; `python -m attack --only KIND:NUMBER --seed {found['seed']}` shows one.")
     return "\n".join(lines)
+
+
+def _kills(kills: Sequence[dict[str, Any]]) -> list[str]:
+    lines = ["| what is killed | points where it touches the disk | killed at | survived |", "|---|---|---|---|"]
+    for kill in kills:
+        survived = "all" if not kill["fault"] else f"not: {kill['fault']}"
+        lines.append(f"| {kill['name']} | {kill['points'] or '?'} | {kill['tried'] or '?'} | {survived} |")
+    total = sum(kill["tried"] for kill in kills)
+    whole = not any(kill["fault"] for kill in kills)
+    lines.append(f"| **all** | | **{total:,}** | **{f'{total:,}' if whole else 'not all'}** |")
+    return lines
 
 
 def write_json(found: dict[str, Any], file: Path) -> None:

@@ -138,11 +138,22 @@ def test_only_the_table_of_the_page_is_replaced(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", "utf-8")
     counts = {"about": "heads", "inputs": 5, "clean": 4, "refused": 3, "programs": 1}
-    found = {"kinds": {"heads": counts}, "inputs": 5, "clean": 4, "seconds": 60, "date": "d", "machine": "m", "seed": 0}
+    kill = {"name": "train", "tried": 7, "points": 7, "fault": ""}
+    found = {
+        "kinds": {"heads": counts},
+        "kills": [kill],
+        "inputs": 5,
+        "clean": 4,
+        "seconds": 60,
+        "date": "d",
+        "machine": "m",
+        "seed": 0,
+    }
     write_table({**found, "command": "c", "not_clean": [{"id": "heads:3"}]}, page)
     text = page.read_text("utf-8")
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "| heads | 5 | 3 | 4 | 1 |" in text
+    assert "| train | 7 | 7 | all |" in text
     assert "`heads:3`" in text
     assert "old" not in text

@@ -1,0 +1,63 @@
+"""Kills: commands ended at every point where they touch the disk, then given again (`tests/crash_scenarios.py`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Killed:
+    """name: of what was killed. tried: points, of `points` in all, each killed once and gone on with. fault: what was
+    wrong after the first kill that was not survived; "" if all were."""
+
+    name: str
+    tried: int
+    points: int
+    fault: str = ""
+
+
+def kill_all(folder: Path, most: int | None = None) -> Iterator[Killed]:
+    """Every scenario, each in a child of its own, since making its world starts threads; `most` points of each."""
+    folder.mkdir()
+    for name in _in_a_child(folder / "names.json", lambda: sorted(_scenarios())):
+        yield Killed(**_in_a_child(folder / "killed.json", partial(_kill, name, folder, most)))
+
+
+def _scenarios() -> dict[str, Any]:
+    from tests.crash_scenarios import SCENARIOS
+
+    return dict(SCENARIOS)
+
+
+def _kill(name: str, folder: Path, most: int | None) -> dict[str, Any]:
+    from tests.crashes import crash_points
+
+    try:
+        tried, points = crash_points(_scenarios()[name], folder / name.replace(" ", "-"), most=most)
+    except AssertionError as error:
+        return asdict(Killed(name, 0, 0, " ".join(str(error).split())))
+    return asdict(Killed(name, tried, points))
+
+
+def _in_a_child(answer: Path, work: Callable[[], Any]) -> Any:
+    """What `work` gives, as JSON through a file. Raises `RuntimeError` if it failed."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            answer.write_text(json.dumps(work()), encoding="utf-8")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    if os.waitpid(child, 0)[1] != 0:
+        raise RuntimeError("a kill could not be tried")
+    return json.loads(answer.read_text("utf-8"))
