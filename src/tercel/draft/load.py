@@ -79,7 +79,7 @@ def build_head(
 ) -> Eagle3Head | Eagle1Head:
     """The frozen head of `config` with the weights of `tensors` (of the file `path`), which `check_tensors` passed."""
     with _building(path):
-        head = _kind(config)(config)
+        head = _new_head(config)
         usable = bool(torch.isfinite(head.rotary.inv_freq).all())
     if not usable:
         raise TercelError(f"{path.parent} describes a RoPE whose frequencies are no numbers; fetch the head again")
@@ -89,8 +89,8 @@ def build_head(
     return head.to(device=device, dtype=dtype).eval().requires_grad_(False)
 
 
-def _kind(config: HeadConfig) -> type[Eagle3Head] | type[Eagle1Head]:
-    return Eagle1Head if isinstance(config, Eagle1Config) else Eagle3Head
+def _new_head(config: HeadConfig) -> Eagle3Head | Eagle1Head:
+    return Eagle1Head(config) if isinstance(config, Eagle1Config) else Eagle3Head(config)
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def read_vocabulary(tensors: Mapping[str, Tensor], config: HeadConfig, path: Pat
 def check_tensors(config: HeadConfig, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Compare names and shapes with what a head of `config` has; raises `TercelError` for the first difference."""
     with _building(path), torch.device("meta"):  # only the shapes: sizes may be damaged
-        wanted = {name: parameter.shape for name, parameter in _kind(config)(config).named_parameters()}
+        wanted = {name: parameter.shape for name, parameter in _new_head(config).named_parameters()}
     missing = sorted(set(wanted) - set(tensors))
     if missing:
         raise TercelError(f"{path} lacks {missing[0]} ({len(missing)} tensors missing in all); the head is incomplete")

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from tercel.file_set import (
-from tercel.reading import read_json
     CARD,
     MANIFEST,
     RECORD,
@@ -19,6 +18,7 @@ from tercel.reading import read_json
     read_manifest,
     read_set,
 )
+from tercel.reading import read_json
 
 HeadFiles = dict[str, torch.Tensor]  # the bytes of a head's files by name, as a state keeps them
 
