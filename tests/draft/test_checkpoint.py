@@ -150,7 +150,8 @@ DAMAGE = [
     (sizes(feature_layers=3), "is incomplete"),
     (sizes(hidden_size="16"), "hidden_size of a head must be a whole number of at least 1, not '16'"),
     (sizes(hidden_size=16.0), "hidden_size of a head must be a whole number"),
-    (sizes(intermediate_size=10**12), r"mlp.\w+.weight in .* but the head's sizes ask for"),
+    (sizes(intermediate_size=10**6), r"mlp.\w+.weight in .* but the head's sizes ask for"),
+    (sizes(intermediate_size=10**12), "intermediate_size of a head is 1000000000000, which no model has"),
     (sizes(num_key_value_heads=3), "cannot share 3 key/value heads"),
     (sizes(rope_parameters=None), "must name a rope_theta"),
     (
