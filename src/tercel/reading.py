@@ -74,6 +74,12 @@ def no_text(text: str) -> str | None:
     return None
 
 
+def short(value: Any) -> str:
+    """A value as it is shown in a sentence: of one that is long, the beginning."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
 def check_text(text: str, what: str) -> str:
     """`text` itself. Raises `TercelError` if it cannot be written as UTF-8; `what` names it in the sentence."""
     if problem := no_text(text):

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from tercel import limits
 from tercel.errors import TercelError
+from tercel.reading import short
 from tercel.target.experts import has_experts
 from tercel.target.rope import depends_on_length
 
@@ -82,10 +83,10 @@ class HeadConfig:
             _check_size("target_num_layers", self.target_num_layers, limits.HEAD_SIZE)
         _check_rope(self.rope_parameters)
         if not isinstance(self.rms_norm_eps, float) or not 0 < self.rms_norm_eps < 1:
-            raise TercelError(f"rms_norm_eps of a head must be a small positive number, not {self.rms_norm_eps!r}")
+            raise TercelError(f"rms_norm_eps of a head must be a small positive number, not {short(self.rms_norm_eps)}")
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
-                raise TercelError(f"{name} of a head must be true or false, not {getattr(self, name)!r}")
+                raise TercelError(f"{name} of a head must be true or false, not {short(getattr(self, name))}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise TercelError(
                 f"{self.num_attention_heads} attention heads cannot share {self.num_key_value_heads} key/value heads"
@@ -117,7 +118,7 @@ class HeadConfig:
         if wrong:
             known = "" if depth is None else f" for a target of {depth} layers (0..{depth - 1})"
             raise TercelError(
-                f"feature layer {wrong[0]!r} is out of range{known}; ids mean the input of a layer"
+                f"feature layer {short(wrong[0])} is out of range{known}; ids mean the input of a layer"
             )
 
     @property
@@ -199,17 +200,19 @@ def engine_default_layers(num_layers: int) -> tuple[int, ...]:
 
 def _check_size(name: str, value: object, most: int) -> None:
     if type(value) is not int or value < 1:  # bool is an int too
-        raise TercelError(f"{name} of a head must be a whole number of at least 1, not {value!r}")
+        raise TercelError(f"{name} of a head must be a whole number of at least 1, not {short(value)}")
     if value > most:
         raise TercelError(f"{name} of a head is {value}, which no model has; is the config damaged?")
 
 
-def _check_rope(parameters: object) -> None:
+def _check_rope(parameters: Any) -> None:
     theta = parameters.get("rope_theta") if isinstance(parameters, dict) else None
     if not isinstance(theta, int | float) or isinstance(theta, bool):
-        raise TercelError(f"rope_parameters of a head must name a rope_theta, not be {parameters!r}")
+        raise TercelError(f"rope_parameters of a head must name a rope_theta, not be {short(parameters)}")
+    if not isinstance(parameters.get("rope_type", "default"), str):
+        raise TercelError(f"rope_type of a head must be a name, not {short(parameters['rope_type'])}")
     if not 0 < theta < math.inf:
-        raise TercelError(f"rope_theta of a head must be a number above 0, not {theta!r}")
+        raise TercelError(f"rope_theta of a head must be a number above 0, not {short(theta)}")
 
 
 def _mlp_size(config: PreTrainedConfig) -> int:

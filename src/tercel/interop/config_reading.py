@@ -13,6 +13,7 @@ from tercel.interop.makers import SPECULATORS
 from tercel.interop.notes import Notes
 from tercel.interop.rope import read_rope
 from tercel.interop.source import Source, size
+from tercel.reading import short
 
 # what LlamaConfig takes where a config does not say
 DEFAULT_EPS, DEFAULT_POSITIONS = 1e-6, 2048
@@ -70,7 +71,7 @@ def _check_layer(s: Source) -> None:
         raise TercelError(f"{s.where} describes a head of {count} layers; tercel takes EAGLE-3 heads with one")
     activation = s.body.get("hidden_act", "silu")
     if activation != "silu":
-        raise TercelError(f"{s.where} says hidden_act {activation!r}, but tercel takes EAGLE-3 heads with silu")
+        raise TercelError(f"{s.where} says hidden_act {short(activation)}, but tercel takes EAGLE-3 heads with silu")
     if s.maker == SPECULATORS and s.body.get("model_type") == "qwen3":
         raise TercelError(  # its tensors q_norm and k_norm would have been refused by name before
             f"{s.where} describes a Qwen3 layer, which norms queries and keys, but {s.file} holds no q_norm; "

@@ -11,6 +11,7 @@ from tercel.errors import TercelError
 from tercel.interop.makers import SPECFORGE, SPECULATORS
 from tercel.interop.notes import Notes
 from tercel.interop.source import Source, section
+from tercel.reading import short
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def _said(places: list[tuple[str, Mapping[str, Any]]], names: tuple[str, ...], w
     found = [(values[name], place, name) for place, values in places for name in names if values.get(name) is not None]
     for value, place, name in found:
         if not isinstance(value, bool):
-            raise TercelError(f"{name} in {where} ({place}) must be true or false, not {value!r}")
+            raise TercelError(f"{name} in {where} ({place}) must be true or false, not {short(value)}")
     if any(value != found[0][0] for value, _, _ in found):
         one, other = found[0], next(entry for entry in found if entry[0] != found[0][0])
         raise TercelError(

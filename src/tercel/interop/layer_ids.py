@@ -14,6 +14,7 @@ from tercel.errors import TercelError
 from tercel.interop.makers import ANGELSLIM_LIST, LIST, MODELOPT, SPECULATORS
 from tercel.interop.notes import Notes
 from tercel.interop.source import Source, section
+from tercel.reading import short
 
 Meaning = Literal["input", "output"]
 
@@ -145,7 +146,7 @@ def _ids(value: Any, place: str) -> tuple[int, ...]:
     if value is None or value == []:
         return ()
     if not isinstance(value, list) or not all(type(i) is int and i >= 0 for i in value):
-        raise TercelError(f"{place} must be a list of layer numbers, not {value!r}")
+        raise TercelError(f"{place} must be a list of layer numbers, not {short(value)}")
     if len(set(value)) != len(value):
         raise TercelError(f"{place} lists a layer twice ({_names(value)}), which engines capture once only")
     return tuple(value)

@@ -9,6 +9,7 @@ from typing import Any
 from tercel.errors import TercelError
 from tercel.interop.notes import Notes
 from tercel.interop.source import section
+from tercel.reading import short
 
 SPECULATORS, MODELOPT, ANGELSLIM, SPECFORGE, SGLANG = "speculators", "modelopt", "angelslim", "specforge", "sglang"
 LIST = "eagle_aux_hidden_state_layer_ids"
@@ -67,7 +68,7 @@ def _maker(config: Mapping[str, Any], eagle: Mapping[str, Any], where: Path) -> 
 def _architectures(config: Mapping[str, Any], where: Path) -> tuple[str, ...]:
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TercelError(f"architectures in {where} must be a list of names, not {names!r}")
+        raise TercelError(f"architectures in {where} must be a list of names, not {short(names)}")
     return tuple(names)
 
 
@@ -82,7 +83,7 @@ def _refuse_other_kinds(config: Mapping[str, Any], where: Path) -> None:
         if found is not None:
             raise TercelError(f"{where} describes {meaning} ({found}); {_WHAT_TO_DO}")
     if kind != "eagle3":
-        raise TercelError(f"{where} describes a draft of the kind {kind!r}; {_WHAT_TO_DO}")
+        raise TercelError(f"{where} describes a draft of the kind {short(kind)}; {_WHAT_TO_DO}")
     if config.get("parallel_drafting") or config.get("mask_token_id") is not None:
         raise TercelError(f"{where} describes a head that drafts in parallel, as P-EAGLE does; {_WHAT_TO_DO}")
     if (eagle.get("parallel_draft_step") or 1) != 1:

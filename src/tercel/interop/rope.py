@@ -10,6 +10,7 @@ from typing import Any
 from tercel.errors import TercelError
 from tercel.interop.notes import Notes
 from tercel.interop.source import Source, section
+from tercel.reading import short
 
 DEFAULT_THETA = 10000.0
 _NOT_PARAMETERS = ("type", "mrope_section", "mrope_interleaved", "partial_rotary_factor")
@@ -46,7 +47,7 @@ def read_rope(s: Source, notes: Notes) -> dict[str, Any]:
             "with the target's, acceptance suffers"
         )
     if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
-        raise TercelError(f"rope_theta in {where} must be a number above 0, not {theta!r}; fetch the head again")
+        raise TercelError(f"rope_theta in {where} must be a number above 0, not {short(theta)}; fetch the head again")
     plain = kind in (None, "default")  # takes no parameters but the base
     kept = {k: v for k, v in merged.items() if not plain and k not in _NOT_PARAMETERS and v is not None}
     result = {**kept, "rope_type": "default" if plain else kind, "rope_theta": theta}

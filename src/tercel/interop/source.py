@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from tercel.errors import TercelError
+from tercel.reading import short
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def section(config: Mapping[str, Any], name: str, where: Path) -> Mapping[str, A
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise TercelError(f"{name} in {where} must be an object, not {value!r}; save or fetch the head again")
+        raise TercelError(f"{name} in {where} must be an object, not {short(value)}; save or fetch the head again")
     return value
 
 
@@ -45,5 +46,5 @@ def size(values: Mapping[str, Any], key: str, where: Path, default: int | None =
     if value is None:
         raise TercelError(f"{where} has no {key}; save or fetch the head again")
     if type(value) is not int or value < 1:  # bool is an int too
-        raise TercelError(f"{key} in {where} must be a whole number of at least 1, not {value!r}")
+        raise TercelError(f"{key} in {where} must be a whole number of at least 1, not {short(value)}")
     return value
