@@ -24,6 +24,9 @@ from attack.world import ANSWER, regenerating
 
 Build = Callable[[Room], Command]
 FULL = 200  # bytes of a file on a full disk
+GONE = frozenset(
+    {0, 130, 141}
+)  # where nobody reads any more: done all the same, training stopped, or as the shell says it
 
 
 def generating(room: Room) -> Command:
@@ -235,7 +238,7 @@ def _listed() -> list[Trial]:
     for verb in VERBS:
         trials += [
             around("standard output closed", verb, "either", stdout="", codes=frozenset({0, 1}), check=None),
-            around("nobody reads standard output to its end", verb, "either", hang_up=20, check=None),
+            around("nobody reads standard output to its end", verb, "either", hang_up=20, check=None, codes=GONE),
             around("a user without a name", verb, "run", stranger=True),
             around(
                 "a user without a name or a home",
