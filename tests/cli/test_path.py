@@ -22,7 +22,9 @@ def test_train_leaves_a_head_its_card_and_its_curves(world: World) -> None:
         assert text in world.log
     head = Path(world.head)
     names = {path.name for path in head.iterdir()}
-    assert {"config.json", "model.safetensors", "tercel.json", "README.md", "last", "training"} == names
+    ours = {".tercel-run.json", ".tercel-files.json"}  # whose run this is, and what it wrote
+    assert {"config.json", "model.safetensors", "tercel.json", "README.md", "last", "training"} == names - ours
+    assert ours < names
     assert (head / "training" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert str(head / "README.md") in world.log
 

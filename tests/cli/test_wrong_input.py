@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tercel.cli import generate
 from tercel.errors import TercelError
+from tercel.file_set import file_set
 from tests.tiny import VOCAB, save_tiny, tiny_tokenizer
 
 from .conftest import RECIPE, World
@@ -121,8 +122,11 @@ def test_pickled_training_state_is_not_run(tmp_path: Path, world: World) -> None
     head = world.copy_head(tmp_path)
     marker = tmp_path / "code-was-run"
     torch.save({"key": Bomb(marker)}, head / "training" / "state.pt")
-    ended = run("train", world.target, "--data", str(world.answers), "--out", str(head), *RECIPE)
-    refused(ended, "state.pt", "is damaged")
+    again = ("train", world.target, "--data", str(world.answers), "--out", str(head), *RECIPE)
+    refused(run(*again), "state.pt", "is missing or damaged", "--overwrite")
+    with file_set(head / "training") as staging:  # one whose checksum is right
+        torch.save({"key": Bomb(marker)}, staging / "state.pt")
+    refused(run(*again), "state.pt", "cannot be read")
     assert not marker.exists()
 
 
