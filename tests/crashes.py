@@ -134,9 +134,12 @@ class _Points:
 
     def __init__(self, last: int | None) -> None:
         self.passed, self.last = 0, last
+        self.flushed: dict[int, int] = {}  # sizes of files that were on the disk, by inode
+        self.truncate = os.truncate
         for name in _CALLS:
             setattr(os, name, self._before(getattr(os, name)))
-        os.fsync = self._before(os.fsync, self._halve_open)
+        fsync = self._before(os.fsync, self._halve_open)
+        os.fsync = lambda handle: (fsync(handle), self._note_flushed(handle))[0]
         os.open = self._before(os.open, writes=lambda path, flags, *_a, **_k: bool(flags & _WRITING))
         opening = self._before(io.open, writes=lambda file, mode="r", *_a, **_k: not set(mode).isdisjoint("wax+"))
         builtins.open = io.open = opening
@@ -169,17 +172,21 @@ class _Points:
 
     def _after(self, save: Callable[..., Any]) -> Callable[..., Any]:
         """Of a function that writes the file named by its second argument, as much is left as a kill leaves."""
-        truncate = os.truncate
 
         def wrapped(value: Any, path: Any, *args: Any, **more: Any) -> Any:
             done = save(value, path, *args, **more)
-            self._pass(before_the_end=lambda: truncate(path, os.stat(path).st_size // 2))
+            self._pass(before_the_end=lambda: self.truncate(path, os.stat(path).st_size // 2))
             return done
 
         return wrapped
 
-    @staticmethod
-    def _halve_open(handle: int) -> None:
+    def _halve_open(self, handle: int) -> None:
+        """Of what was not flushed before, half."""
         status = os.fstat(handle)
         if stat.S_ISREG(status.st_mode):
-            os.truncate(f"/proc/self/fd/{handle}", status.st_size // 2)
+            kept = self.flushed.get(status.st_ino, 0)
+            self.truncate(f"/proc/self/fd/{handle}", kept + (status.st_size - kept) // 2)
+
+    def _note_flushed(self, handle: int) -> None:
+        status = os.fstat(handle)
+        self.flushed[status.st_ino] = status.st_size

@@ -20,12 +20,10 @@ from tercel.draft import (
     Eagle3Head,
     HeadConfig,
     HeadInfo,
-    save_head,
 )
 from tercel.errors import TercelError
 from tercel.files import require_room
 from tercel.heads import resolve_head
-from tercel.interop.card import head_card
 from tercel.interop.output_rows import lend_output_layer
 from tercel.interop.read import read_head
 from tercel.target.model import Target, default_feature_layers
@@ -36,8 +34,8 @@ from tercel.train.facts import data_facts, embedding_facts, identity, run_facts,
 from tercel.train.features import Encoded, FeatureSupply
 from tercel.train.initial import head_from, initialise_from_target
 from tercel.train.journal import Journal
-from tercel.train.mending import HeadFiles, doubts_about_last, head_files, restore_best
 from tercel.train.precision import MasterWeights
+from tercel.train.run_heads import RunHeads
 from tercel.train.state import TrainState, load_state, save_state, uninterrupted
 from tercel.train.ttt import Extent, training_time_test
 
@@ -149,9 +147,8 @@ class _Run:
         self.plan = [micro[i : i + config.accumulate] for i in range(0, len(micro), config.accumulate)]
         if config.max_steps:
             self.plan = self.plan[: config.max_steps]
-        self.step, self.seconds, self.best_tau = 0, 0.0, -1.0
-        self.best_head: HeadFiles = {}
-        self.notes: list[str] = []
+        self.step, self.seconds = 0, 0.0
+        self.heads = RunHeads(folder)
         folder.begin(self.key, overwrite)
         self._restore()
 
@@ -191,19 +188,9 @@ class _Run:
         self.weights.refresh()
         self.optimizer.load_state_dict(state.optimizer)
         torch.set_rng_state(state.rng)
-        self.step, self.seconds, self.best_tau = state.step, state.seconds, state.best
-        self.best_head = state.best_head
+        self.step, self.seconds = state.step, state.seconds
         self.journal.cut(state.step)
-        self._mend_heads()
-
-    def _mend_heads(self) -> None:
-        if self.best_head:
-            self.notes += restore_best(self.folder.out, self.best_head)
-        if self.step > 0:
-            due, why = doubts_about_last(self.folder.last, self.step)
-            self.notes += why
-            if due:
-                self._write_head(self.folder.last, None)
+        self.heads.restore(state.best, state.best_head, self._model(None), state.step)
 
     def run(self, stop_after: int | None) -> TrainSummary:
         total = len(self.plan)
@@ -292,9 +279,7 @@ class _Run:
         acceptance = self._measure()
         if self.watcher:
             self.watcher.evaluated(self.step, acceptance)
-        if acceptance.tau > self.best_tau:
-            self._write_head(self.folder.out, acceptance)
-            self.best_tau, self.best_head = acceptance.tau, head_files(self.folder.out)
+        self.heads.offer(self._model(acceptance), acceptance.tau)
         self.journal.add({"step": self.step, "eval": asdict(acceptance)})
 
     def _measure(self) -> Acceptance:
@@ -307,16 +292,15 @@ class _Run:
             self.config.objective,
         )
 
-    def _write_head(self, path: Path, acceptance: Acceptance | None) -> None:
+    def _model(self, acceptance: Acceptance | None) -> DraftModel:
+        """The head as it is now."""
         measured = {"held_out": asdict(acceptance)} if acceptance else {}
         info = HeadInfo(identity(self.target), {**self._facts(), "step": self.step}, measured)
-        model = DraftModel(self.weights.master, self.vocabulary, info)
-        with uninterrupted():
-            save_head(model, path, card=head_card(model))
+        return DraftModel(self.weights.master, self.vocabulary, info)
 
     def _save(self) -> None:
         self._save_state()
-        self._write_head(self.folder.last, None)
+        self.heads.write_last(self._model(None))
 
     def _save_state(self) -> None:
         self.journal.sync()
@@ -325,11 +309,11 @@ class _Run:
                 key=self.key,
                 step=self.step,
                 seconds=self.seconds,
-                best=self.best_tau,
+                best=self.heads.best,
                 head=self.weights.master.state_dict(),
                 optimizer=self.optimizer.state_dict(),
                 rng=torch.get_rng_state(),
-                best_head=self.best_head,
+                best_head=self.heads.best_files,
             ),
             self.folder.training,
         )
@@ -356,5 +340,5 @@ class _Run:
             supervised_tokens=self.supervised_tokens,
             best=Acceptance.from_json(best) if best else self._measure(),
             history=history,
-            notes=(*self.notes, *(cache if again else ())),
+            notes=(*self.heads.notes, *(cache if again else ())),
         )
