@@ -184,7 +184,7 @@ class _Points:
         """Of what was not flushed before, half."""
         status = os.fstat(handle)
         if stat.S_ISREG(status.st_mode):
-            kept = self.flushed.get(status.st_ino, 0)
+            kept = min(self.flushed.get(status.st_ino, 0), status.st_size)  # an inode may be another file's by now
             self.truncate(f"/proc/self/fd/{handle}", kept + (status.st_size - kept) // 2)
 
     def _note_flushed(self, handle: int) -> None:
