@@ -7,7 +7,8 @@ from typing import Any
 
 from tercel.errors import TercelError
 
-# A type, a list of one form, or an object of forms; "*" stands for keys of any name. A float may be a whole number.
+# A type, a list of one form, or an object of forms; "*" stands for keys of any name. A float may be a whole number,
+# and what is in a tuple may be null: not known, as an interval of one question.
 _TRAINING = {
     "target_name": str,
     "data_licence": str,
@@ -33,7 +34,7 @@ _MEASURED = {
             "temperature": float,
             "max_new_tokens": int,
             "timestamp": str,
-            "tasks": {"*": {"questions": int, "tau": float, "speedup": float, "speedup_ci95": [float]}},
+            "tasks": {"*": {"questions": int, "tau": (float,), "speedup": float, "speedup_ci95": ([float],)}},
         }
     ],
 }
@@ -47,7 +48,10 @@ def check_history(training: dict[str, Any], measured: dict[str, Any], path: Path
 
 
 def _check(value: Any, form: Any, place: str, path: Path) -> None:
-    if isinstance(form, dict):
+    if isinstance(form, tuple):
+        if value is not None:
+            _check(value, form[0], place, path)
+    elif isinstance(form, dict):
         if not isinstance(value, dict):
             _refuse(value, "an object", place, path)
         for key, item in value.items():
