@@ -38,8 +38,10 @@ POSITIONS = 1 << 40
 FEATURE_LAYERS = 64
 # a model's weights against those in its files, both in numbers: ties and packed weights make them differ
 WEIGHTS_RATIO, PACKED_RATIO = 2, 16
-# buffers that are made, not stored: masks and tables of positions
-BUFFER_NUMBERS = 1 << 28
+# what a model may ask for beyond that: masks and tables of positions, which are made and not stored
+NUMBERS_FREE = 1 << 27
+# a layer has at least one tensor of its own; fewer layers than this are made within a second in any case
+LAYERS_FREE = 128
 EXPERTS = 1 << 13
 # Python objects are made of every entry of a GGUF file's lists; the longest are merges, about half a million
 GGUF_ENTRIES, GGUF_FIELDS, GGUF_TENSORS, GGUF_DIMENSIONS = 1 << 21, 1 << 16, 1 << 16, 4

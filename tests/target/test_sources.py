@@ -136,7 +136,7 @@ def test_tokenizer_needs_no_config(folder: Path) -> None:
 
 BROKEN: dict[str, tuple[Edit, str]] = {
     "no config": (without("config.json"), "has no config.json"),
-    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
+    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "cannot be read as JSON"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "not an object"),
     "cut off": (cut_weights, r"model\.safetensors is damaged or cut off"),
     "no weights": (without("model.safetensors"), "has no model.safetensors"),

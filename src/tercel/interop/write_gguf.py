@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tercel.draft import DraftModel, HeadConfig
 from tercel.errors import TercelError
+from tercel.target.gguf_header import check_header
 
 ARCHITECTURE = "eagle3"
 _NAMES = {
@@ -123,6 +124,7 @@ def _frequency_factors(c: HeadConfig) -> Tensor:
 
 
 def _copy_tokenizer(writer: GGUFWriter, target: Path, vocab_size: int) -> None:
+    check_header(target)
     try:
         fields = [field for field in GGUFReader(target).fields.values() if field.name.startswith("tokenizer.")]
         tokens = next((len(field.data) for field in fields if field.name == "tokenizer.ggml.tokens"), 0)

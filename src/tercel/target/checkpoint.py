@@ -2,42 +2,80 @@
 
 from __future__ import annotations
 
-import json
 import re
+from copy import deepcopy
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from tercel import limits
 from tercel.errors import TercelError
+from tercel.reading import check_readable, read_json, read_shards
 
 _CAUSAL_CLASS = re.compile(r"ForCausalLM|LMHeadModel|ForConditionalGeneration")
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder without a configuration, one that holds a draft head, and cut-off safetensors."""
+    """Refuse a folder without a configuration, one that holds a draft head, cut-off safetensors, and shards that lie
+    elsewhere."""
+    check_readable(folder)
     if not (folder / "config.json").is_file():
         raise TercelError(
             f"{folder} has no config.json, so it is not a model's folder; give the one that `save_pretrained` made"
         )
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TercelError(f"{folder}/config.json is not JSON ({error}); save the model again") from error
-    if not isinstance(config, dict):
-        raise TercelError(f"{folder}/config.json is not an object of settings; save the model again")
-    names = " ".join(config.get("architectures") or []).lower()
+    config = read_json(folder / "config.json", "save the model again")
+    names = str(config.get("architectures")).lower()
     if (folder / "tercel.json").is_file() or "draft_vocab_size" in config or "eagle" in names:
         raise TercelError(f"{folder} holds a draft head, not a model; give the head's target model here")
+    if (index := folder / "model.safetensors.index.json").is_file():
+        read_shards(index)
+    stored_contents(folder)
+
+
+def stored_contents(folder: Path) -> tuple[int, int]:
+    """How many tensors the folder's safetensors hold, and how many numbers they are; from their headers alone."""
+    tensors = numbers = 0
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            with safe_open(file, framework="pt"):
-                pass
+            with safe_open(file, framework="pt") as stored:
+                names = list(stored.keys())
+                tensors += len(names)
+                numbers += sum(prod(stored.get_slice(name).get_shape()) for name in names)
         except (SafetensorError, OSError) as error:
             raise TercelError(f"{file} is damaged or cut off ({one_line(error)}); copy or download it again") from error
+    return tensors, numbers
+
+
+def check_sizes(name: str, config: PretrainedConfig, tensors: int, numbers: int) -> None:
+    """Refuse a configuration whose model would be larger than what is stored, before anything is allocated.
+
+    tensors, numbers: how many are stored. Weights that are shared or packed make the two differ by a small factor; in
+    models small enough to do no harm, differences are left to `check_complete`, which names the tensors.
+    """
+    text = config.get_text_config()
+    counts = {key: value for key, value in text.to_dict().items() if isinstance(value, int) and "expert" in key}
+    counts["num_hidden_layers"] = text.num_hidden_layers
+    for key, count in counts.items():
+        most = max(tensors, limits.LAYERS_FREE) if key == "num_hidden_layers" else limits.EXPERTS
+        if count > most:
+            raise TercelError(
+                f"the configuration of {name} says {key} {count}, but its weights are {tensors:,} tensors; give "
+                "weights and configuration of one model"
+            )
+    with torch.device("meta"):  # only the shapes
+        model = AutoModelForCausalLM.from_config(deepcopy(config))
+    wanted = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    ratio = limits.PACKED_RATIO if getattr(config, "quantization_config", None) else limits.WEIGHTS_RATIO
+    if wanted > ratio * numbers + limits.NUMBERS_FREE:
+        raise TercelError(
+            f"the configuration of {name} asks for {wanted:,} numbers, but its weights have {numbers:,}; give "
+            "weights and configuration of one model"
+        )
 
 
 def check_causal(name: str, config: PretrainedConfig) -> None:

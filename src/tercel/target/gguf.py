@@ -17,6 +17,7 @@ from gguf import GGUFReader
 from tokenizers import normalizers, pre_tokenizers
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -26,8 +27,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from tercel.chat.tokenizing import guarded
 from tercel.errors import TercelError
 from tercel.files import atomic_dir, cache_dir
+from tercel.target.checkpoint import check_sizes, one_line
+from tercel.target.gguf_header import check_header
 
 # `tokenizer.ggml.pre` names of vocabularies learned with every digit on its own, then GPT-2's split.
 DIGIT_SPLITTING = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
@@ -76,10 +80,11 @@ def convert_gguf(file: Path, out_dir: Path) -> None:
 
 def read_metadata(file: Path) -> dict[str, str | int]:
     """The strings and whole numbers among the file's metadata, by their GGUF keys."""
+    check_header(file)
     try:
         fields = GGUFReader(file).fields.values()
         values = {field.name: field.contents() for field in fields if len(field.types) == 1}
-    except (ValueError, KeyError, IndexError, OSError) as error:
+    except Exception as error:  # the reader checks little of what it finds
         raise TercelError(f"{file} is not a whole GGUF file ({error}); download or convert it again") from error
     return {name: value for name, value in values.items() if isinstance(value, str | int)}
 
@@ -117,10 +122,12 @@ def restore_tokenizer(tokenizer: PreTrainedTokenizerBase, pre: str) -> None:
 def _tokenizer(file: Path, metadata: dict[str, str | int]) -> PreTrainedTokenizerBase:
     kind, pre = str(metadata.get("tokenizer.ggml.model")), str(metadata.get("tokenizer.ggml.pre", "default"))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except (ValueError, KeyError, OSError, ImportError) as error:
+        with guarded():
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except Exception as error:  # what wrong settings of a file lead to
         raise TercelError(
-            f"the tokenizer in {file} ({kind}) cannot be converted ({error}); use the model's safetensors folder"
+            f"the tokenizer in {file} ({kind}) cannot be converted ({one_line(error)}); use the model's safetensors "
+            "folder"
         ) from error
     if kind != "gpt2":  # SentencePiece vocabularies need no pattern
         return tokenizer
@@ -136,6 +143,8 @@ def _tokenizer(file: Path, metadata: dict[str, str | int]) -> PreTrainedTokenize
 
 def _model(file: Path) -> PreTrainedModel:
     try:
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+        check_sizes(str(file), config, *check_header(file))
         # the bar over the file's tensors heeds no setting
         with redirect_stderr(io.StringIO()):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -145,8 +154,12 @@ def _model(file: Path) -> PreTrainedModel:
                 quantization_config=GgufConfig(dequantize=True),
                 output_loading_info=True,
             )
-    except (ValueError, KeyError, OSError, RuntimeError, ImportError) as error:
-        raise TercelError(f"the model in {file} cannot be converted ({error}); use its safetensors folder") from error
+    except TercelError:
+        raise
+    except Exception as error:
+        raise TercelError(
+            f"the model in {file} cannot be converted ({one_line(error)}); use its safetensors folder"
+        ) from error
     model, loading = loaded
     if missing := sorted(loading["missing_keys"]):
         raise TercelError(

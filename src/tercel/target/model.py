@@ -26,7 +26,7 @@ from tercel.target.masks import additive, causal_block, slot_positions, visible_
 from tercel.target.output import TargetOutput, joined
 from tercel.target.output_layer import OutputLayer, embedding_scale
 from tercel.target.rope import LengthRope, dynamic_ntk
-from tercel.target.sources import Source, load_causal_lm, load_tokenizer, resolve
+from tercel.target.sources import Source, load_causal_lm, load_tokenizer, reading, resolve
 from tercel.target.stepping import StepCache
 from tercel.target.structure import (
     attention_windows,
@@ -114,7 +114,8 @@ class Target:
             trust_remote_code=trust_remote_code,
         )
         tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-        return cls(model, tokenizer, source, stored_samples(source), template_arguments)
+        with reading(source, "model"):  # its first forwards show what loading does not
+            return cls(model, tokenizer, source, stored_samples(source), template_arguments)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

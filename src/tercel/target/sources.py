@@ -21,11 +21,20 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from tercel.chat.tokenizing import guarded, tokenize
 from tercel.errors import TercelError
 from tercel.files import sha256_file
 from tercel.hub import HubName, why_unreadable
 from tercel.locks import made_once
-from tercel.target.checkpoint import check_causal, check_complete, check_finite, check_folder, one_line
+from tercel.target.checkpoint import (
+    check_causal,
+    check_complete,
+    check_finite,
+    check_folder,
+    check_sizes,
+    one_line,
+    stored_contents,
+)
 from tercel.target.gguf import conversion_folder, convert_gguf, quiet_transformers
 from tercel.target.wheels import BUILTIN
 from tercel.wheels import OnBytes, fetch
@@ -63,10 +72,13 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of `name`, which may also be a folder that holds nothing but a tokenizer."""
     source = _locate(name, progress, accept_licence)
-    with _reading(source, "tokenizer"):
+    with reading(source, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
             source.path, revision=source.revision, trust_remote_code=trust_remote_code
         )
+        if not isinstance(tokenizer.chat_template, str | dict | None):
+            raise TercelError(f"the chat template of {name} is no text; save its tokenizer again")
+        tokenize(tokenizer, "a text")  # shows what loading does not
     return tokenizer
 
 
@@ -96,8 +108,8 @@ def load_causal_lm(
     """
     where = check_device(device)
     source = resolve(name, progress, accept_licence)
-    config = _config_of(source, trust_remote_code)
-    with _reading(source, "weights"):
+    config = _config_of(source, trust_remote_code, weights_too=True)
+    with reading(source, "weights"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
             config=config,
@@ -111,8 +123,8 @@ def load_causal_lm(
         )
         model, loading = loaded
         model = model.to(where)
-    check_complete(name, loading)
-    check_finite(name, model, dtype)
+        check_complete(name, loading)
+        check_finite(name, model, dtype)
     return model.eval().requires_grad_(False)
 
 
@@ -151,9 +163,9 @@ def _locate(name: str, progress: OnBytes | None, accept_licence: bool) -> Source
         raise TercelError(f"the model's name is empty; {_hint(name)}")
     if name.lower() in BUILTIN:
         return Source(name, str(_fetch_alias(name, progress, accept_licence)), "alias", None)
-    if path.is_dir():
+    if os.path.isdir(path):
         return Source(name, str(path), "folder", None)
-    if path.is_file():
+    if os.path.isfile(path):
         if path.suffix != ".gguf":
             raise TercelError(f"{name} is a file but not a .gguf; give a model's folder")
         return Source(name, str(_converted(path, sha256_file(path), progress)), "gguf", None)
@@ -198,20 +210,25 @@ def _converted(file: Path, sha256: str, progress: OnBytes | None) -> Path:
     return folder
 
 
-def _config_of(source: Source, trust_remote_code: bool) -> PretrainedConfig:
-    with _reading(source, "configuration"):
+def _config_of(source: Source, trust_remote_code: bool, weights_too: bool = False) -> PretrainedConfig:
+    with reading(source, "configuration"):
         config = AutoConfig.from_pretrained(source.path, revision=source.revision, trust_remote_code=trust_remote_code)
-    check_causal(source.name, config)
+        check_causal(source.name, config)
+        # the Hub's client fetches a repository only while it loads it; code of its own makes what it likes
+        if source.kind != "hub" and not hasattr(config, "auto_map") and weights_too:
+            check_sizes(source.name, config, *stored_contents(Path(source.path)))
     return config
 
 
 @contextmanager
-def _reading(source: Source, part: str) -> Iterator[None]:
-    """Turn what `from_pretrained` raises into one sentence; keep its bars where something is downloaded."""
+def reading(source: Source, part: str) -> Iterator[None]:
+    """Turn whatever the files of a model lead to into one sentence; keep bars where something is downloaded."""
     try:
-        with nullcontext() if source.kind == "hub" else quiet_transformers():
+        with nullcontext() if source.kind == "hub" else quiet_transformers(), guarded():
             yield
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except TercelError:
+        raise
+    except Exception as error:  # wrong files lead to whatever transformers does not check
         raise TercelError(_explain(source, part, error)) from error
 
 
@@ -230,4 +247,5 @@ def _explain(source: Source, part: str, error: Exception) -> str:
         return f"this attention implementation cannot be used ({one_line(error, 120)}); use sdpa or eager"
     if part == "weights" and isinstance(error, OSError) and ".safetensors" in text:
         return f"{name} has no model.safetensors (pickled weights are never read); save it as safetensors"
-    return f"cannot read the {part} of {name}: {one_line(error)}"
+    plain = isinstance(error, OSError | ValueError | RuntimeError | ImportError | SafetensorError)
+    return f"cannot read the {part} of {name}: {'' if plain else f'{type(error).__name__} '}{one_line(error)}"
