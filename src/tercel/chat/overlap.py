@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tercel import limits
 from tercel.chat.conversation import Conversation
 from tercel.chat.readers import read_conversations
 from tercel.errors import TercelError
@@ -91,7 +92,7 @@ class OverlapIndex:
         words = _words(text)
         if words in self._whole:
             return Overlap(id, "exact", self.prompts[self._whole[words]].id, _cut(text))
-        shingles = _runs(words, SHINGLE)
+        shingles = self._near_runs(words)
         common = Counter(number for run in shingles for number in self._shingles.get(run, ()))
         for number, shared in common.most_common(8):
             similarity = shared / (len(shingles) + self._sizes[number] - shared)
@@ -101,6 +102,16 @@ class OverlapIndex:
             if gram in self._grams:
                 return Overlap(id, "ngram", self.prompts[self._grams[gram]].id, " ".join(gram))
         return None
+
+    def _near_runs(self, words: tuple[str, ...]) -> set[tuple[str, ...]]:
+        """The 3-word runs; none of a text with too many of them to be near to any prompt."""
+        runs: set[tuple[str, ...]] = set()
+        most = max(self._sizes) / NEAR
+        for run in _in_order(words, SHINGLE):
+            runs.add(run)
+            if len(runs) > most:
+                return set()
+        return runs
 
     def find_in(self, conversation: Conversation) -> Overlap | None:
         """The first overlap of any user or system turn of a conversation, or None."""
@@ -137,6 +148,11 @@ def read_eval_prompts(files: Sequence[str | Path]) -> list[EvalPrompt]:
         for conversation in read_conversations(name):
             asked = [message for message in conversation.messages if message.role == "user"]
             for turn, message in enumerate(asked, 1):
+                if len(message.content) > limits.TEXT_CHARACTERS:
+                    raise TercelError(
+                        f"{name}: turn {turn} of {conversation.id} has more than {limits.TEXT_CHARACTERS:,} "
+                        "characters, as no question has; remove it"
+                    )
                 prompts.append(EvalPrompt(f"{Path(name).name}:{conversation.id}, turn {turn}", message.content))
     return prompts
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tercel.chat.template import encode
 from tercel.decode.types import GenerationResult
 from tercel.deploy.causes import Cause
 from tercel.deploy.counters import Draft
@@ -71,7 +72,7 @@ def differs(target: Target, pair: Pair) -> int | None:
     text = str(target.tokenizer.decode(list(pair.plain), skip_special_tokens=True))
     if text.strip() == pair.served.text.strip():
         return None
-    tokens = target.tokenizer(pair.served.text, add_special_tokens=False)["input_ids"]
+    tokens = encode(target.tokenizer, pair.served.text)
     return first_difference(tokens, [t for t in pair.plain if t not in ends])
 
 

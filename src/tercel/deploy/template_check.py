@@ -15,7 +15,7 @@ from tercel.chat.arguments import with_arguments
 from tercel.chat.dates import as_of, parse_moment, writes_date
 from tercel.chat.identity import ANSWER, ARGUMENTS, QUESTION, RECORD, TemplateIdentity
 from tercel.chat.render import Renderer
-from tercel.chat.template import encode, render_text
+from tercel.chat.template import encode, render_text, rendering
 from tercel.deploy.findings import Finding
 from tercel.errors import TercelError
 from tercel.target.sources import load_tokenizer
@@ -194,7 +194,8 @@ def _date(tokenizer: PreTrainedTokenizerBase, training: Mapping[str, Any]) -> It
 def _with_switch(tokenizer: PreTrainedTokenizerBase, switch: str, value: bool) -> str:
     more: dict[str, Any] = {switch: value}
     messages = [QUESTION.to_json()]
-    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more))
+    with rendering(tokenizer):
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more))
 
 
 def _beside_head(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Finding:
