@@ -289,3 +289,10 @@ def test_answers_that_exist_are_not_overwritten(world: World) -> None:
     asked = ["data", "regenerate", str(world.prompts), "--target", world.target, "--out", str(world.answers)]
     refused(run(*asked), "exists already")
     assert world.answers.read_bytes() == before
+
+
+def test_a_key_of_a_megabyte_is_no_sentence_of_a_megabyte(tmp_path: Path, world: World) -> None:
+    data = tmp_path / "chats.jsonl"
+    data.write_text(json.dumps({"k" * (1 << 20): 1}) + "\n", encoding="utf-8")
+    line = refused(run("data", "show", str(data), "--target", world.target), "chats.jsonl", "kkk […] kkk")
+    assert len(line) < 2000

@@ -34,6 +34,7 @@ from tercel.cli.plain import never_fail
 from tercel.errors import TercelError
 
 USER_ERROR, INTERNAL_ERROR, INTERRUPTED = 2, 1, 130
+SENTENCE = 1500  # characters of an error at most
 OUTPUT_CLOSED = 141  # what a shell gives for a program that SIGPIPE has ended
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ADVICE = {
@@ -146,7 +147,10 @@ def _told_in_one_sentence() -> Iterator[None]:
 
 
 def _ended(sentence: str, code: int) -> typer.Exit:
-    say(" ".join(sentence.split()))
+    words = " ".join(sentence.split())
+    if len(words) > SENTENCE:  # a name or value out of a file may be of any length; what to do stands at the end
+        words = f"{words[: SENTENCE * 2 // 3]} […] {words[-SENTENCE // 3 :]}"
+    say(words)
     return typer.Exit(code)
 
 
