@@ -1,4 +1,4 @@
-# Needs Python 3.10 or newer with its venv module, and a package index; everything else goes into .venv.
+# Needs Python 3.11 or newer with its venv module, and a package index; everything else goes into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed

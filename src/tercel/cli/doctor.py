@@ -4,7 +4,7 @@ is in it."""
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,7 +30,7 @@ TASKS = "demo:4"
 _STYLES = {"ok": "green", "note": "", "warning": "yellow", "problem": "bold red"}
 
 
-class EngineChoice(str, Enum):
+class EngineChoice(StrEnum):
     auto = "auto"
     vllm = "vllm"
     sglang = "sglang"

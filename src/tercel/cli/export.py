@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tercel.interop.export import ExportReport
 
 
-class Engine(str, Enum):
+class Engine(StrEnum):
     vllm = "vllm"
     sglang = "sglang"
     speculators = "speculators"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -76,7 +76,7 @@ TemplateArgs = Annotated[
 ]
 
 
-class LayerIds(str, Enum):
+class LayerIds(StrEnum):
     auto = "auto"
     input = "input"
     output = "output"
@@ -92,13 +92,13 @@ LayerIdsOption = Annotated[
 ]
 
 
-class Dtype(str, Enum):
+class Dtype(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
 
 
-class DraftKind(str, Enum):
+class DraftKind(StrEnum):
     tree = "tree"
     chain = "chain"
     none = "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tercel.draft import DraftModel
 
 
-class ServingEngine(str, Enum):
+class ServingEngine(StrEnum):
     vllm = "vllm"
     sglang = "sglang"
     trtllm = "trtllm"

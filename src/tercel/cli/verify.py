@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SHOWN = 5  # divergences printed; the JSON file has all
 
 
-class Check(str, Enum):
+class Check(StrEnum):
     both = "both"
     greedy = "greedy"
     sampled = "sampled"
