@@ -213,6 +213,23 @@ def test_a_deadline_is_over_with_its_block() -> None:
         pass
 
 
+def test_a_deadline_that_was_dropped_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercel.chat.deadline.AGAIN", 0.05)
+
+    def swallows_the_first() -> None:
+        with deadline(0.05, 1 << 40):
+            try:
+                while True:
+                    pass
+            except DeadlineError:
+                pass
+            while True:
+                pass
+
+    with pytest.raises(DeadlineError):
+        swallows_the_first()
+
+
 FAULTY = CHATML + "{% if messages[0].content == 'divide' %}{{ 1 // 0 }}{% endif %}"
 
 

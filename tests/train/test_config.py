@@ -24,6 +24,7 @@ from tercel.train.config import RunFolder, TrainConfig
         ({"clip": -1.0}, "clip must be positive"),
         ({"warmup": 2.0}, "warmup must lie between 0 and 1"),
         ({"decay": -0.1}, "decay must lie between 0 and 1"),
+        ({"seed": 2**64}, r"seed must lie between 0 and 2..40 - 1"),
         ({"draft_vocab": -5}, "draft_vocab must not be negative, but is -5"),
     ],
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL = 0.05  # seconds
+AGAIN = 0.5  # until the exception is raised once more, where it came at a moment at which Python drops exceptions
 
 
 class DeadlineError(Exception):
@@ -55,9 +56,14 @@ class _Watcher:
                 self._thread.start()
 
     def end(self) -> None:
-        with self._lock:
-            self._blocks.pop(threading.get_ident(), None)
-        _raise_in(threading.get_ident(), None)  # one that came too late to be raised within the block
+        while True:
+            try:
+                with self._lock:
+                    self._blocks.pop(threading.get_ident(), None)
+                _raise_in(threading.get_ident(), None)  # one that came too late to be raised within the block
+                return
+            except DeadlineError:  # raised here: the block has ended in time after all
+                continue
 
     def _watch(self) -> None:
         while True:
@@ -67,7 +73,7 @@ class _Watcher:
                     size = _process_bytes()
                     block.size = size if block.size is None else block.size
                     if time.monotonic() > block.until or size > block.size + block.growth:
-                        del self._blocks[thread]
+                        block.until = time.monotonic() + AGAIN
                         _raise_in(thread, DeadlineError)
 
 

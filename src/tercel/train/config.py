@@ -86,6 +86,8 @@ class TrainConfig:
             raise TercelError(f"lr must be positive, not {self.lr}")
         if not 0 < self.clip < math.inf:
             raise TercelError(f"clip must be positive, not {self.clip}")
+        if not 0 <= self.seed < 2**40:  # an epoch's order takes a million times the seed, in 64 bits
+            raise TercelError(f"seed must lie between 0 and 2**40 - 1, not {self.seed}")
         for name in ("final_lr", "warmup", "decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise TercelError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
