@@ -17,6 +17,8 @@ LINE_BYTES = 16 << 20
 UNPACKED_FREE, UNPACKED_RATIO = 64 << 20, 200
 # what is rendered and tokenised at once: some 500,000 tokens, of up to 400 bytes each while they are made
 TEXT_CHARACTERS = 2_000_000
+# by how much the rules of a tokenizer may lengthen a text: those in use write one letter as a few
+TEXT_GROWTH = 1000
 # every answer is rendered with all messages before it
 TURNS = 1000
 
@@ -24,7 +26,7 @@ TURNS = 1000
 
 # a long conversation is rendered within milliseconds
 RENDER_SECONDS = 10.0
-RENDER_BYTES = 1 << 30
+RENDER_BYTES = 256 << 20
 # whole numbers written in a template are indices and widths
 TEMPLATE_NUMBER = 1_000_000
 

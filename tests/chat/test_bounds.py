@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Regex, decoders, normalizers
 
 from tercel import limits
 from tercel.chat import (
@@ -26,7 +27,7 @@ from tercel.chat import (
 )
 from tercel.chat.deadline import DeadlineError, deadline
 from tercel.chat.load import TOO_LARGE, UNFIT
-from tercel.chat.tokenizing import UnfitTextError, guarded, tokenize
+from tercel.chat.tokenizing import UnfitTextError, check_growth, guarded, tokenize
 from tercel.errors import TercelError
 from tercel.measure.tasks import load_task
 from tests.tiny import CHATML, IM_END, tiny_tokenizer
@@ -308,3 +309,17 @@ class TestTokenizers:
         for error in (KeyboardInterrupt, SystemExit):
             with pytest.raises(error), guarded():
                 raise error
+
+
+def test_a_tokenizer_that_doubles_letters_forty_times_is_refused() -> None:
+    twice = normalizers.Replace("a", "aa")
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *[twice] * 9])
+    check_growth(tokenizer)  # 2 ** 9
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.Sequence([twice] * 5), *[twice] * 35])
+    with pytest.raises(TercelError, match=r"up to 1e\+12 times as many characters"):
+        check_growth(tokenizer)
+    tokenizer.backend_tokenizer.normalizer = None
+    tokenizer.backend_tokenizer.decoder = decoders.Replace(Regex("."), "a" * 2000)
+    with pytest.raises(TercelError, match=r"up to 2e\+03 times"):
+        check_growth(tokenizer)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tercel import limits
 from tercel.errors import TercelError
@@ -26,6 +28,31 @@ def guarded() -> Iterator[None]:
         if type(error).__module__ != "pyo3_runtime":
             raise
         raise RuntimeError(str(error) or "it panicked") from error
+
+
+def check_growth(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises `TercelError` if the rules that rewrite a text before it is tokenised, or after, make it far longer: they
+    run in code that ends the whole program when memory does."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return
+    for rules in (tokenizer.backend_tokenizer.normalizer, tokenizer.backend_tokenizer.decoder):
+        growth = _growth(json.loads(rules.__getstate__())) if rules is not None else 1.0
+        if growth > limits.TEXT_GROWTH:
+            raise TercelError(
+                f"the tokenizer of {tokenizer.name_or_path or 'the target'} rewrites texts into up to {growth:.0e} "
+                f"times as many characters; more than {limits.TEXT_GROWTH} is a mistake or an attack, so save it again"
+            )
+
+
+def _growth(rules: dict[str, Any]) -> float:
+    """How many times longer the rules, as the library writes them, can make a text."""
+    growth = 1.0
+    for part in (*rules.get("normalizers", ()), *rules.get("decoders", ())):
+        growth *= _growth(part)
+    if rules.get("type") == "Replace":
+        found = len(rules["pattern"].get("String", "")) or 1  # a regular expression may find a single character
+        growth *= max(1.0, len(rules["content"]) / found)
+    return growth
 
 
 def tokenize(

@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from tercel.chat.tokenizing import guarded, tokenize
+from tercel.chat.tokenizing import check_growth, guarded, tokenize
 from tercel.errors import TercelError
 from tercel.files import sha256_file
 from tercel.hub import HubName, why_unreadable
@@ -78,6 +78,7 @@ def load_tokenizer(
         )
         if not isinstance(tokenizer.chat_template, str | dict | None):
             raise TercelError(f"the chat template of {name} is no text; save its tokenizer again")
+        check_growth(tokenizer)
         tokenize(tokenizer, "a text")  # shows what loading does not
     return tokenizer
 
