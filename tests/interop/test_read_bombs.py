@@ -189,14 +189,19 @@ def test_tensors_of_kinds_that_nothing_is_computed_with(tmp_path: Path) -> None:
                 read_head(folder)
 
 
+DATA = {"data": [], "tokens": 1, "supervised_tokens": 1}
+RECIPE = {"step": 1, "steps": 1, "dtype": "", "draft_vocabulary_coverage": 1}
+RUN = {"shape": "", "dtype": "", "device": "", "temperature": 0, "max_new_tokens": 1}
 WRONG_HISTORIES = [
-    ("training", {"conversations": "many"}, "training.conversations in .* must be a whole number, not 'many'"),
+    ("training", {**DATA, "conversations": "many"}, "training.conversations in .* must be a whole number, not 'many'"),
     ("training", {"data": "a.jsonl"}, "training.data in .* must be a list"),
     ("training", {"draft_vocabulary_coverage": None}, "must be a number, not 'None'"),
-    ("training", {"recipe": [1]}, "training.recipe in .* must be an object"),
-    ("measured", {"held_out": {"tau": "2"}}, "measured.held_out.tau in .* must be a number"),
-    ("measured", {"held_out": {"alpha": [1, True]}}, "an entry of measured.held_out.alpha in .* must be a number"),
-    ("measured", {"decoding": [{"tasks": {"a": 3}}]}, "tasks.a in .* must be an object"),
+    ("training", {**RECIPE, "recipe": [1]}, "recipe in .* must be an object"),
+    ("training", {"conversations": 3}, "training in .* has conversations but no data"),
+    ("measured", {"held_out": {"tau": 2}}, "measured.held_out in .* has no alpha"),
+    ("measured", {"held_out": {"tau": "2", "rows": 1, "alpha": []}}, "measured.held_out.tau in .* must be a number"),
+    ("measured", {"held_out": {"tau": 1, "alpha": [1, True]}}, "an entry of measured.held_out.alpha in .* must be"),
+    ("measured", {"decoding": [{**RUN, "tasks": {"a": 3}}]}, "tasks.a in .* must be an object"),
     ("target", {"name": 1, "weights": "w", "tokenizer": "t"}, "must tell the target by three texts"),
     ("target", ["name"], "is incomplete"),
 ]
