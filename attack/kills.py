@@ -42,8 +42,15 @@ def _kill(name: str, folder: Path, most: int | None) -> dict[str, Any]:
     try:
         tried, points = crash_points(_scenarios()[name], folder / name.replace(" ", "-"), most=most)
     except AssertionError as error:
-        return asdict(Killed(name, 0, 0, " ".join(str(error).split())))
+        return asdict(Killed(name, 0, 0, f"{' '.join(str(error).split())} {_where(error)}"))
     return asdict(Killed(name, tried, points))
+
+
+def _where(error: AssertionError) -> str:
+    """The line that found something wrong: an assertion often says no more."""
+    cause = error.__cause__ or error
+    frame = traceback.extract_tb(cause.__traceback__)[-1]
+    return f"({type(cause).__name__} at {Path(frame.filename).name}:{frame.lineno}: {frame.line})"
 
 
 def _in_a_child(answer: Path, work: Callable[[], Any]) -> Any:
