@@ -44,7 +44,8 @@ def draft(**overrides: Any) -> DraftModel:
     config = tiny_head_config(**values)
     pruned = config.draft_vocab_size < VOCAB
     vocabulary = some_vocabulary(config.draft_vocab_size) if pruned else DraftVocabulary.full(VOCAB)
-    info = HeadInfo(TargetIdentity("tiny", "w", "t"), {"steps": 3}, {"held_out": {"tau": 1.7, "steps": 9, "alpha": [0.5, 0.4]}})
+    held_out = {"tau": 1.7, "steps": 9, "alpha": [0.5, 0.4]}
+    info = HeadInfo(TargetIdentity("tiny", "w", "t"), {"steps": 3}, {"held_out": held_out})
     return DraftModel(tiny_head(config), vocabulary, info)
 
 
