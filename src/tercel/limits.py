@@ -26,7 +26,8 @@ TURNS = 1000
 
 # a long conversation is rendered within milliseconds
 RENDER_SECONDS = 10.0
-RENDER_BYTES = 256 << 20
+# looked at every few milliseconds; a text that doubles can grow by three times as much in between
+RENDER_BYTES = 128 << 20
 # whole numbers written in a template are indices and widths
 TEMPLATE_NUMBER = 1_000_000
 

@@ -172,6 +172,8 @@ TEMPLATES = {
     "includes": ("{% include 'x' %}", "no loader"),
     "powers": ("{{ 10 ** 10 ** 10 }}", "raises a number to a power"),
     "repeats": ("{{ 'x' * 10000000000 }}", "holds the number 10000000000"),
+    "widens": ("{{ '%01000000000d' % 1 }}", "formats a field as wide"),
+    "widens again": ("{{ '{:>9999999999}'.format(1) }}", "formats a field as wide"),
     "is none": ("{% for %}", "Expected an expression"),
 }
 

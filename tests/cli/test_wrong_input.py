@@ -185,6 +185,8 @@ def test_training_that_is_not_the_same_run(tmp_path: Path, world: World) -> None
         ("epochs: true", ("epochs", "True")),
         ("[1, 2]", ("must be a map",)),
         ("a: b: c", ("is not YAML",)),
+        ("seed: 2024-99-99", ("is not YAML", "month")),
+        ("[" * 5000, ("is not YAML",)),
         ("loss: hinge", ("loss must be one of soft, hard, lk",)),
         ("feature-layers: [1, x]", ("--feature-layers", "1,x")),
         ("feature-layers: [1, 99]", ("feature layer 99", "out of range")),

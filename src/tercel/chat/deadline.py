@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-POLL = 0.05  # seconds
+POLL = 0.02  # seconds
 AGAIN = 0.5  # until the exception is raised once more, where it came at a moment at which Python drops exceptions
 
 

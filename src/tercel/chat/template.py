@@ -170,6 +170,9 @@ def rendering(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
         raise TemplateRefusalError(reason if plain else f"{type(error).__name__} {reason}".strip()) from error
 
 
+_WIDE_FIELD = re.compile(r"[%{][^}A-Za-z]*\d{7}")  # '%01000000000d' and '{:>9999999999}'
+
+
 @lru_cache(maxsize=8)
 def _unbounded(source: str) -> str | None:
     """What of a template could be one operation without an end, which no deadline interrupts; None if nothing."""
@@ -179,6 +182,8 @@ def _unbounded(source: str) -> str | None:
                 return "it raises a number to a power, as no template for chat does"
             if kind == "integer" and (len(value) > 9 or int(value) > limits.TEMPLATE_NUMBER):
                 return f"it holds the number {value[:20]}, as no template for chat does"
+            if kind == "string" and _WIDE_FIELD.search(value):
+                return f"it formats a field as wide as {value[:20]!r}, as no template for chat does"
     except (TemplateError, ValueError):
         return None  # rendering tells it better
     return None

@@ -48,7 +48,7 @@ def _read(file: Path) -> dict[Any, Any]:
         raise TercelError(f"cannot read {file}: {error.strerror}; give a YAML file of flags and values") from error
     except UnicodeDecodeError as error:
         raise TercelError(f"{file} is not UTF-8 ({error}); give a YAML file of flags and values") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last two: dates that are none, deep nesting
         raise TercelError(f"{file} is not YAML ({' '.join(str(error).split())}); repair it") from error
     if not isinstance(values, dict):
         raise TercelError(f"{file} must be a map of flag names to values, such as `epochs: 2`")
