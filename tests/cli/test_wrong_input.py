@@ -187,6 +187,7 @@ def test_training_that_is_not_the_same_run(tmp_path: Path, world: World) -> None
         ("a: b: c", ("is not YAML",)),
         ("seed: 2024-99-99", ("is not YAML", "month")),
         ("[" * 5000, ("is not YAML",)),
+        ("seed: 0x" + "f" * 5000, ("seed", "cannot be written as text")),
         ("loss: hinge", ("loss must be one of soft, hard, lk",)),
         ("feature-layers: [1, x]", ("--feature-layers", "1,x")),
         ("feature-layers: [1, 99]", ("feature layer 99", "out of range")),

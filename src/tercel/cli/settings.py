@@ -11,6 +11,7 @@ import typer
 import yaml
 
 from tercel.errors import TercelError
+from tercel.reading import short
 
 
 def read_settings(ctx: typer.Context, file: Path | None) -> Path | None:
@@ -31,11 +32,13 @@ def read_settings(ctx: typer.Context, file: Path | None) -> Path | None:
             raise TercelError(f"{file}: there is no flag {key!r}; did you mean {near[0]}?")
         if value is None:
             continue
-        given = _as_given(value, many=parameter.multiple)
         try:
+            given = _as_given(value, many=parameter.multiple)
             parameter.process_value(ctx, given)
         except typer.BadParameter as error:
-            raise TercelError(f"{file}: {key} cannot be {value!r}: {error.message}") from error
+            raise TercelError(f"{file}: {key} cannot be {short(value)}: {error.message}") from error
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists that hold themselves
+            raise TercelError(f"{file}: the value of {key} cannot be written as text ({error}); repair it") from error
         defaults[parameter.name] = given
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return file
