@@ -167,6 +167,7 @@ def campaign(seed: int) -> Iterator[Campaign]:
 def warm_up() -> None:
     """Import what commands import, so that children need not; compute nothing (see `forks`)."""
     os.environ.update(OFFLINE)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")  # as the command line sets it before it imports
     import importlib
     import pkgutil
 

@@ -25,7 +25,7 @@ TURNS = 1000
 # -- chat templates
 
 # a long conversation is rendered within milliseconds
-RENDER_SECONDS = 10.0
+RENDER_SECONDS = 4.0
 # looked at every few milliseconds; a text that doubles can grow by three times as much in between
 RENDER_BYTES = 128 << 20
 # whole numbers written in a template are indices and widths

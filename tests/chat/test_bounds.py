@@ -325,3 +325,12 @@ def test_a_tokenizer_that_doubles_letters_forty_times_is_refused() -> None:
     tokenizer.backend_tokenizer.decoder = decoders.Replace(Regex("."), "a" * 2000)
     with pytest.raises(TercelError, match=r"up to 2e\+03 times"):
         check_growth(tokenizer)
+
+
+@pytest.mark.parametrize("between", [" ", "", "\n"])
+def test_entries_without_a_comma_between_are_no_list(tmp_path: Path, between: str) -> None:
+    row = json.dumps({"messages": [{"role": "user", "content": "hi"}]})
+    path = tmp_path / "chats.json"
+    path.write_text(f"[{row}{between}{row}]", encoding="utf-8")
+    with pytest.raises(TercelError, match=r"chats.json, entry 2: not JSON .a comma is missing before it.; repair"):
+        list(read_records(path))

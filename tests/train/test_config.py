@@ -25,7 +25,8 @@ from tercel.train.config import RunFolder, TrainConfig
         ({"warmup": 2.0}, "warmup must lie between 0 and 1"),
         ({"decay": -0.1}, "decay must lie between 0 and 1"),
         ({"seed": 2**64}, r"seed must lie between 0 and 2..40 - 1"),
-        ({"draft_vocab": -5}, "draft_vocab must not be negative, but is -5"),
+        ({"draft_vocab": -5}, "draft_vocab must be at least 0, but is -5"),
+        ({"weight_decay": float("nan")}, "weight_decay must be at least 0, but is nan"),
     ],
 )
 def test_impossible_settings(wrong, words):

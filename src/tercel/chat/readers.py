@@ -18,7 +18,7 @@ from tercel.chat.records import parse_record
 from tercel.errors import TercelError
 from tercel.reading import UnreadableError, check_json, parse_json
 
-_BLANK, _BETWEEN = re.compile(r"[ \t\r\n]*"), re.compile(r"[ \t\r\n,]*")
+_BLANK = re.compile(r"[ \t\r\n]*")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.\[\]%-]+)?")
 
 
@@ -108,16 +108,21 @@ def _json_list(path: Path, notes: list[str]) -> Iterator[tuple[int, Any]]:
     """The entries of a JSON list, read in blocks; a file that is cut off gives the whole ones and a note."""
     decoder = json.JSONDecoder()
     pieces = text_blocks(path)
-    text, number = "", 0
+    text, number, separated = "", 0, True
     try:
         while not text:  # only white space stands before the list
             text = next(pieces).lstrip()
         at = 1
         while True:
-            at = (_BETWEEN if number else _BLANK).match(text, at).end()  # type: ignore[union-attr]  # matches nothing too
+            at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # matches nothing too
             if text[at : at + 1] == "]":
                 _check_end(itertools.chain([text[at + 1 :]], pieces))
                 return
+            if not separated and at < len(text):
+                if text[at] != ",":
+                    raise UnreadableError("not JSON (a comma is missing before it)")
+                at, separated = at + 1, True
+                continue
             try:
                 row, end = decoder.raw_decode(text, at)
                 check_json(row, text[at:end])
@@ -133,7 +138,7 @@ def _json_list(path: Path, notes: list[str]) -> Iterator[tuple[int, Any]]:
                 return
             except (RecursionError, ValueError) as error:  # Python refuses to convert thousands of digits
                 raise UnreadableError("nested too deep, or with a number of thousands of digits") from error
-            number, at = number + 1, end
+            number, at, separated = number + 1, end, False
             yield number, row
     except UnreadableError as error:
         raise TercelError(f"{path}, entry {number + 1}: {error}; repair or remove it") from error

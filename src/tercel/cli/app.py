@@ -171,7 +171,7 @@ def _name(file: Any) -> str:
 def _quiet_libraries() -> Iterator[None]:
     """Without the chatter of the libraries underneath; what a user has set himself stays."""
     for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
-        os.environ.setdefault(name, "error")
+        os.environ.setdefault(name, "critical")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -92,8 +92,8 @@ class TrainConfig:
             if not 0 <= getattr(self, name) <= 1:
                 raise TercelError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
         for name in ("draft_vocab", "weight_decay", "max_steps"):
-            if getattr(self, name) < 0:
-                raise TercelError(f"{name} must not be negative, but is {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:  # NaN neither
+                raise TercelError(f"{name} must be at least 0, but is {getattr(self, name)}")
 
     @property
     def objective(self) -> Objective:
