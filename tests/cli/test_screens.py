@@ -195,7 +195,7 @@ def test_with_the_json_on_standard_output_the_rest_is_on_standard_error(
     usual = run(*reporting(world)[verb])
     ended = run(*reporting(world)[verb], "--json", "-")
     assert ended.code == 0, ended.err
-    assert json.loads(ended.out or Path("-").read_text("utf-8"))
+    assert json.loads(ended.out)
     assert len(ended.err.splitlines()) == len((usual.out + usual.err).splitlines())
 
 
