@@ -21,7 +21,7 @@ from attack.verdicts import faults, summary
 from attack.watch import picture, quick_picture
 from attack.world import World, make_world
 
-PROGRAMS = 40  # every 40th input runs as a program of its own, as a user's shell would start it
+PROGRAMS = 41  # every 41st input runs as a program of its own, as a user's shell would start it
 
 
 @dataclass(frozen=True)

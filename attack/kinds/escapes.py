@@ -269,5 +269,5 @@ KIND = Kind(
     tuple(_listed()),
     further,
     count=340,
-    quick=(14, 4),
+    quick=(12, 3),
 )

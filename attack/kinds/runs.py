@@ -324,4 +324,4 @@ def further(chance: Random) -> Trial:
     return answered("bytes changed", _spoil("out.jsonl.part"))
 
 
-KIND = Kind("runs", "stopped runs and answers, resumed", tuple(_listed()), further, count=150, quick=(8, 1))
+KIND = Kind("runs", "stopped runs and answers, resumed", tuple(_listed()), further, count=150, quick=(6, 0))
