@@ -171,7 +171,7 @@ def _stop_a_run(world: World) -> None:
     """The same run as at `done`, left after some steps."""
     from tercel.chat import load_chats
     from tercel.cli.train import TrainFlags
-    from tercel.target.model import Target
+    from tercel.target_model.model import Target
     from tercel.train.loop import train
 
     config = TrainFlags(
@@ -231,7 +231,7 @@ def _served(world: World) -> dict[str, Any]:
     from tercel.decode.sampling import SamplingParams
     from tercel.decode.types import Request
     from tercel.measure.tasks import first_prompts, parse_tasks
-    from tercel.target.model import Target
+    from tercel.target_model.model import Target
 
     target = Target.load(str(world.target))
     engine = Engine(target, Eagle3(load_draft(str(world.head), target), target, TreeShape.chain(DEPTH)))

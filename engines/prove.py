@@ -37,7 +37,7 @@ from tercel.interop.export import export_head
 from tercel.interop.launch import DraftShape
 from tercel.measure.intervals import proportion, speedup
 from tercel.measure.tasks import first_prompts, parse_tasks
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 HERE = Path(__file__).resolve().parent
 VENVS = {

@@ -14,7 +14,7 @@ import pytest
 from tercel.errors import TercelError
 from tercel.files import cache_dir
 from tercel.heads import resolve_head
-from tercel.target.sources import resolve
+from tercel.target_model.sources import resolve
 from tests.tiny import save_tiny
 
 HOMELESS = """

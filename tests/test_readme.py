@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from tercel.cli.app import app
-from tercel.target.wheels import BUILTIN
+from tercel.target_model.wheels import BUILTIN
 
 README = Path(__file__).parent.parent / "README.md"
 FENCE = re.compile(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tercel.errors import TercelError
     from tercel.interop.export import export_head
     from tercel.interop.hub import from_pretrained, push_to_hub, save_pretrained
-    from tercel.target.model import Target
+    from tercel.target_model.model import Target
 
 _HOMES = {
     "Eagle3": "tercel.decode.eagle3",
@@ -30,7 +30,7 @@ _HOMES = {
     "Request": "tercel.decode.types",
     "SampledChain": "tercel.decode.eagle3",
     "SamplingParams": "tercel.decode.sampling",
-    "Target": "tercel.target.model",
+    "Target": "tercel.target_model.model",
     "TercelError": "tercel.errors",
     "TreeShape": "tercel.decode.eagle3",
     "Vanilla": "tercel.decode.vanilla",

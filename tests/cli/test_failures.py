@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tercel.cli.app import main
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 from .conftest import RECIPE, World
 from .running import everything, refused, run, run_program

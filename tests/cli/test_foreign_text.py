@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import tercel
 from tercel.cli.plain import encodable, one_line, visible
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 from .conftest import RECIPE, World
 from .running import Ended, refused, run

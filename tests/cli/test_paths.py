@@ -19,7 +19,7 @@ from tercel.cli.train import next_commands
 from tercel.errors import TercelError
 from tercel.interop.card import head_card
 from tercel.interop.read import read_head
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 from .conftest import RECIPE, World
 from .running import everything, refused, run

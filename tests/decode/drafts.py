@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head, HeadConfig, HeadInfo
-from tercel.target.model import Target, default_feature_layers
-from tercel.target.sources import Source
+from tercel.target_model.model import Target, default_feature_layers
+from tercel.target_model.sources import Source
 from tests.tiny import tiny_model, tiny_tokenizer
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tercel.draft import DraftModel
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 FAR = torch.device("meta")
 aten = torch.ops.aten

@@ -19,8 +19,8 @@ from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import DraftModel
-from tercel.target.model import Target
-from tercel.target.sources import Source
+from tercel.target_model.model import Target
+from tercel.target_model.sources import Source
 from tests.decode.drafts import Oracle, random_draft
 from tests.decode.far_device import FAR, FarDevice, on_far_device
 from tests.tiny import tiny_model, tiny_tokenizer

@@ -19,7 +19,7 @@ from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.errors import TercelError
 from tercel.measure.methods import TransformersMethod
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 from tests.decode.drafts import Oracle, random_draft, tiny_target
 from tests.tiny import CHATML, IM_END, tiny_model, tiny_tokenizer
 

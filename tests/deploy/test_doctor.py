@@ -21,8 +21,8 @@ from tercel.deploy.findings import CheckUp, Finding
 from tercel.deploy.template_check import template_findings
 from tercel.draft import DraftModel, DraftVocabulary, save_head
 from tercel.interop.read import read_head
-from tercel.target.model import Target
-from tercel.target.sources import Source
+from tercel.target_model.model import Target
+from tercel.target_model.sources import Source
 from tests.deploy.worlds import World, edit_json, edit_tensors
 from tests.draft.heads_for_tests import tiny_head
 from tests.tiny import CHATML, IM_END, VOCAB, tiny_model, tiny_tokenizer

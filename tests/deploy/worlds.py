@@ -19,7 +19,7 @@ from tercel.decode.types import GenerationResult, Request
 from tercel.deploy.probe import greedy_answers
 from tercel.draft import DraftModel, DraftVocabulary, HeadInfo, TargetIdentity, save_head
 from tercel.measure.tasks import Prompt, Question, prompt_ids
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 from tercel.train.features import FeatureSupply
 from tercel.train.ttt import Objective, training_time_test
 from tests.tiny import VOCAB, save_tiny

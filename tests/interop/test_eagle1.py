@@ -20,7 +20,7 @@ from tercel.decode.vanilla import Vanilla
 from tercel.draft import Eagle1Head, save_head
 from tercel.errors import TercelError
 from tercel.interop.read import read_head
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 from tests.cli.running import refused, run
 from tests.decode.drafts import random_draft, tiny_target
 from tests.interop.foreign import edit, write_eagle1

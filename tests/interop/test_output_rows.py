@@ -17,7 +17,7 @@ from tercel.draft import DraftModel, load_head
 from tercel.errors import TercelError
 from tercel.interop.hub import save_pretrained
 from tercel.interop.read import read_head
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 from tests.cli.running import refused, run
 from tests.decode.drafts import random_draft, tiny_target
 from tests.interop.foreign import write_sglang, write_speculators

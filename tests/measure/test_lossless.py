@@ -20,7 +20,7 @@ from tercel.measure.lossless import VerifyReport, check_greedy, check_sampled
 from tercel.measure.rounding import run_shapes
 from tercel.measure.same_seed import judge_sampled
 from tercel.measure.tasks import Prompt
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 from tests.measure.worlds import PROMPTS, SOURCE, DrawnChain, OwnTree, V, small_target, vanilla
 from tests.tiny import tiny_model
 
@@ -110,7 +110,7 @@ def test_a_fault_of_the_target_room_does_not_excuse_itself(monkeypatch: pytest.M
     def everything(lengths, within):
         return torch.ones(*within.shape[:2], max(lengths) + within.shape[1], dtype=torch.bool)
 
-    monkeypatch.setattr("tercel.target.model.visible_slots", everything)
+    monkeypatch.setattr("tercel.target_model.model.visible_slots", everything)
     check = check_greedy(target, tree_engine(), vanilla(target), PROMPTS, GREEDY)
     assert not check.ok
 

@@ -15,8 +15,8 @@ from tercel.decode.sampling import sample
 from tercel.decode.types import Committed, Proposal
 from tercel.decode.vanilla import Vanilla
 from tercel.measure.tasks import Prompt
-from tercel.target.model import Target, TargetOutput
-from tercel.target.sources import Source
+from tercel.target_model.model import Target, TargetOutput
+from tercel.target_model.sources import Source
 from tests.tiny import tiny_model, tiny_tokenizer
 
 V = 24  # few enough tokens that counts tell something

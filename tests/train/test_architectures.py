@@ -15,8 +15,8 @@ from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import HeadConfig
 from tercel.errors import TercelError
-from tercel.target.model import Target
-from tercel.target.sources import Source
+from tercel.target_model.model import Target
+from tercel.target_model.sources import Source
 from tercel.train.config import TrainConfig
 from tercel.train.loop import train
 from tests.tiny import OTHER_ARCHS, save_tiny, tiny_config, tiny_model, tiny_tokenizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tercel.target.model import Target
-from tercel.target.sources import Source
+from tercel.target_model.model import Target
+from tercel.target_model.sources import Source
 from tercel.train.initial import initialise_from_target
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.tiny import tiny_model

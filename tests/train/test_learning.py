@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tercel.draft import load_head
-from tercel.target.model import Target
-from tercel.target.sources import Source
+from tercel.target_model.model import Target
+from tercel.target_model.sources import Source
 from tercel.train.config import TrainConfig
 from tercel.train.loop import train
 from tests.tiny import tiny_model, tiny_tokenizer

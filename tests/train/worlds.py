@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftVocabulary, Eagle3Head, HeadConfig
-from tercel.target.model import Target
-from tercel.target.sources import Source
+from tercel.target_model.model import Target
+from tercel.target_model.sources import Source
 from tests.draft.heads_for_tests import tiny_head
 from tests.tiny import VOCAB, tiny_model, tiny_tokenizer
 

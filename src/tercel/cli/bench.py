@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tercel.measure.methods import Method
     from tercel.measure.summary import BenchReport
     from tercel.measure.tasks import Task
-    from tercel.target.model import Target
+    from tercel.target_model.model import Target
 
 METHODS = ("vanilla", "transformers", "eagle3")
 

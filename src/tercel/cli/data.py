@@ -60,7 +60,7 @@ def show(
     """Print samples with the assistant's tokens in colour, and count what is kept and dropped."""
     from tercel.chat import OverlapIndex, load_chats, read_eval_prompts
     from tercel.chat.arguments import parse_arguments, with_arguments
-    from tercel.target.sources import load_tokenizer
+    from tercel.target_model.sources import load_tokenizer
 
     arguments = parse_arguments(template_arg or ())
     tokenizer = with_arguments(load_tokenizer(target, trust_remote_code, accept_licence), arguments)

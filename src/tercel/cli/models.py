@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tercel.decode.proposer import Proposer
     from tercel.decode.sampling import SamplingParams
     from tercel.draft import DraftModel
-    from tercel.target.model import Target
+    from tercel.target_model.model import Target
 
 CHAIN_DEPTH = 4
 
@@ -28,8 +28,8 @@ def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Tar
     its chat template does not read.
     """
     from tercel.chat.arguments import parse_arguments
-    from tercel.target.model import Target
-    from tercel.target.sources import check_device, parse_dtype, resolve
+    from tercel.target_model.model import Target
+    from tercel.target_model.sources import check_device, parse_dtype, resolve
 
     arguments = parse_arguments(options.template_arg or ())
     device = check_device(pick_device() if options.device == "auto" else options.device)

@@ -82,8 +82,8 @@ def served_target(given: str | None, model: DraftModel) -> tuple[str, int | None
 
     Raises `TercelError` if no target is given or recorded, or if it is given and cannot be found.
     """
-    from tercel.target.sources import load_config, resolve
-    from tercel.target.wheels import BUILTIN
+    from tercel.target_model.sources import load_config, resolve
+    from tercel.target_model.wheels import BUILTIN
 
     recorded = model.info.target.name if model.info.target is not None else model.info.training.get("target_name")
     name = given or recorded

@@ -10,7 +10,7 @@ from tercel.heads import resolve_head
 from tercel.interop.embeddings import share_embeddings
 from tercel.interop.output_rows import lend_output_layer
 from tercel.interop.read import LayerIds, read_head
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 
 def load_draft(

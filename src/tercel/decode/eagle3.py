@@ -22,10 +22,10 @@ from tercel.decode.sampling import RandomStream, sample
 from tercel.decode.types import Committed, Proposal
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
-from tercel.target.cache import TargetCache
-from tercel.target.masks import additive, visible_slots
-from tercel.target.model import Target, TargetOutput
-from tercel.target.transfer import to_device
+from tercel.target_model.cache import TargetCache
+from tercel.target_model.masks import additive, visible_slots
+from tercel.target_model.model import Target, TargetOutput
+from tercel.target_model.transfer import to_device
 
 
 @dataclass(frozen=True)

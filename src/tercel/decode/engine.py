@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tercel.decode.loop import DecodingLoop
 from tercel.decode.proposer import Proposer
 from tercel.decode.types import Event, GenerationResult, Request
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 
 class Engine:

@@ -15,8 +15,8 @@ from typing import Any
 from tercel.decode.rules import TokenRules
 from tercel.decode.sampling import SamplingParams
 from tercel.errors import TercelError
-from tercel.target.ends import disagreement
-from tercel.target.model import Target
+from tercel.target_model.ends import disagreement
+from tercel.target_model.model import Target
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 SHOWN = 4  # entries of a list in a note

@@ -28,9 +28,9 @@ from tercel.decode.sampling import best_tokens, choose_token
 from tercel.decode.types import Committed, Event, Proposal, Request
 from tercel.decode.verify import Verdict, verify, verify_sampled_drafts
 from tercel.errors import TercelError
-from tercel.target.cache import RowCache
-from tercel.target.model import Target, TargetOutput
-from tercel.target.transfer import to_device
+from tercel.target_model.cache import RowCache
+from tercel.target_model.model import Target, TargetOutput
+from tercel.target_model.transfer import to_device
 
 
 class DecodingLoop:

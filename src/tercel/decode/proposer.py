@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tercel.decode.sampling import RandomStream, SamplingParams
 from tercel.decode.types import Committed, Proposal
-from tercel.target.model import TargetOutput
+from tercel.target_model.model import TargetOutput
 
 
 class Row(Protocol):

@@ -10,7 +10,7 @@ from tercel.decode.sampling import RandomStream
 from tercel.decode.stopping import StopChecker
 from tercel.decode.types import Event, GenerationResult, Request
 from tercel.decode.verify import Verdict
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 
 class ActiveRequest:

@@ -12,7 +12,7 @@ from tercel.decode.draft_tree import DraftTree
 from tercel.decode.generation_config import sampling_for
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.stopping import Emission
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.proposer import Row
 from tercel.decode.types import Committed, Proposal
-from tercel.target.model import TargetOutput
+from tercel.target_model.model import TargetOutput
 
 
 class Vanilla:

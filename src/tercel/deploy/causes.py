@@ -12,7 +12,7 @@ from tercel.deploy.chains import greedy_chains
 from tercel.deploy.counters import Counts, Draft
 from tercel.deploy.variants import AS_READ, faults
 from tercel.draft import DraftModel
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 NEAR = 0.1  # a fault explains what was measured if its tokens a step are within this share of it
 

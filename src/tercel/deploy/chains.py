@@ -9,7 +9,7 @@ import torch
 
 from tercel.chat import TokenizedChat
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 from tercel.train.acceptance import Chains, chains_of
 from tercel.train.features import FeatureSupply
 from tercel.train.ttt import Objective, training_time_test

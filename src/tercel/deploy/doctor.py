@@ -27,7 +27,7 @@ from tercel.deploy.weight_checks import (
 )
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 _PROMPT = 16  # tokens that features are looked at on
 

@@ -10,7 +10,7 @@ from tercel.deploy.findings import Finding
 from tercel.deploy.head_files import HeadFiles
 from tercel.draft import DraftModel, HeadConfig
 from tercel.draft.config import engine_default_layers
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 _PROBE = "measure it: `tercel inspect HEAD --target TARGET --probe`"
 _LIMIT = "max_position_embeddings"

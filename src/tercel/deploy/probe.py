@@ -23,7 +23,7 @@ from tercel.errors import TercelError
 from tercel.measure.divergence import Progress
 from tercel.measure.intervals import Interval, ratio_of_totals, speedup
 from tercel.measure.tasks import Prompt
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 from tercel.train.acceptance import Chains
 
 DEPTH = 4

@@ -17,7 +17,7 @@ from tercel.errors import TercelError
 from tercel.measure.divergence import first_difference
 from tercel.measure.intervals import Interval
 from tercel.measure.tasks import Prompt
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 SHORT = 0.97  # of the tokens a step that the head should reach: what is below, and surely below, falls short
 SHORT_OF_ONE = 0.9  # where one prompt gives no interval

@@ -33,7 +33,7 @@ from tercel.errors import TercelError
 from tercel.measure.divergence import Progress
 from tercel.measure.intervals import Interval, proportion, ratio_of_totals, speedup
 from tercel.measure.tasks import Prompt, Question, prompt_ids, question_messages
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tercel.chat.render import Renderer
 from tercel.chat.template import encode, render_text, rendering
 from tercel.deploy.findings import Finding
 from tercel.errors import TercelError
-from tercel.target.sources import load_tokenizer
+from tercel.target_model.sources import load_tokenizer
 
 _THINKING = ("enable_thinking", "thinking")  # what templates call the switch
 _SHOWN = 60

@@ -11,7 +11,7 @@ from tercel.deploy.chains import read_as, without_map
 from tercel.deploy.head_checks import rope_theta_of
 from tercel.deploy.head_files import HeadFiles
 from tercel.draft import DraftModel
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 AS_READ = "as read"
 _ENGINE_THETA = 10_000.0  # what loaders take where a config names none

@@ -14,7 +14,7 @@ from tercel.deploy.findings import Finding
 from tercel.deploy.head_files import HeadFiles
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 LOW_COVERAGE = 0.9
 FLOAT16_MAX = torch.finfo(torch.float16).max

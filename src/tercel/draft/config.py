@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig
 from tercel import limits
 from tercel.errors import TercelError
 from tercel.reading import short
-from tercel.target.experts import has_experts
-from tercel.target.rope import depends_on_length
+from tercel.target_model.experts import has_experts
+from tercel.target_model.rope import depends_on_length
 
 # every size with what it may be at most
 _SIZES = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from tercel.draft import DraftModel, Eagle3Head
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 
 @torch.no_grad()

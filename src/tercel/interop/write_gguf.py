@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tercel.draft import DraftModel, HeadConfig
 from tercel.errors import TercelError
-from tercel.target.gguf_header import check_header
+from tercel.target_model.gguf_header import check_header
 
 ARCHITECTURE = "eagle3"
 _NAMES = {

@@ -25,7 +25,7 @@ from tercel.measure.summary import (
     time_split_ms,
 )
 from tercel.measure.tasks import Question, Task, prompt_ids
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 WARM_UP_TOKENS = 32
 SEED_STRIDE = 1000  # repetitions of a question have seeds this far apart

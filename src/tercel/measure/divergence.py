@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tercel.decode.history import TokenHistory
 from tercel.errors import TercelError
 from tercel.measure.tasks import Prompt
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 Progress = Callable[[int, int], None]
 Verdict = Literal["numerical", "WRONG"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tercel.decode.proposer import Proposer, Row
 from tercel.decode.types import Committed, Proposal
-from tercel.target.model import TargetOutput
+from tercel.target_model.model import TargetOutput
 
 KEPT = 64  # most probable tokens kept of a distribution drafts were drawn from: all would fill memory
 

@@ -27,7 +27,7 @@ from tercel.measure.divergence import (
 from tercel.measure.methods import Generator
 from tercel.measure.rounding import run_shapes
 from tercel.measure.tasks import Prompt
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 
 @dataclass(frozen=True)

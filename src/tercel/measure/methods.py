@@ -16,7 +16,7 @@ from tercel.decode.sampling import SamplingParams
 from tercel.decode.stopping import StopChecker
 from tercel.decode.types import GenerationResult, Request
 from tercel.errors import TercelError
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 NO_EOS = -1  # an id that no token has: transformers would fill a missing one in from the model
 

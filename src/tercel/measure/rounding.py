@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 POSITIONS = 8  # the rounding at one position alone is too small a sample of what it can be
 CANDIDATES = 16  # tokens whose logits matter for a near tie

@@ -13,7 +13,7 @@ from tercel.decode.types import GenerationResult, Request
 from tercel.measure.divergence import Divergence, SameText, first_difference, history_of
 from tercel.measure.rounding import run_shapes
 from tercel.measure.tasks import Prompt
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 
 @dataclass(frozen=True)

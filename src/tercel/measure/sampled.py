@@ -44,7 +44,7 @@ from tercel.measure.methods import Generator
 from tercel.measure.rounding import run_shapes
 from tercel.measure.same_seed import SameSeed, SameSeedCheck
 from tercel.measure.tasks import Prompt
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 FIRST = 3  # generated tokens with a chi-square of their own; the very first is prefill's
 ROWS = 16  # sequences a forward when the exact distributions are computed

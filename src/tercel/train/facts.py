@@ -10,7 +10,7 @@ from tercel.chat.identity import ARGUMENTS, RECORD, TemplateIdentity
 from tercel.chat.template import TemplateRefusalError
 from tercel.draft import Eagle3Head, TargetIdentity
 from tercel.draft.checkpoint import EMBEDDINGS, FROZEN, TRAINED
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 from tercel.train.batches import Split
 from tercel.train.config import TrainConfig
 

@@ -20,7 +20,7 @@ from tercel.draft.head import Eagle3Head
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.files import atomic_file
 from tercel.locks import FOLDER_LOCK, PATIENCE, one_at_a_time
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 from tercel.train.losses import Teacher
 from tercel.train.ttt import Batch
 

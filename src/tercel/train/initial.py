@@ -11,7 +11,7 @@ from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head
 from tercel.draft.checkpoint import EMBEDDINGS, FROZEN
 from tercel.errors import TercelError
 from tercel.interop.embeddings import share_embeddings
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 SAMPLE_CHATS = 8
 

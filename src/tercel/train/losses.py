@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tercel.draft.vocabulary import DraftVocabulary
-from tercel.target.model import Target
+from tercel.target_model.model import Target
 
 LossKind = Literal["soft", "hard", "lk"]
 CHUNK_ROWS = 512

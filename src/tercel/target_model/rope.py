@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from tercel.errors import TercelError
-from tercel.target.cache import TargetCache
+from tercel.target_model.cache import TargetCache
 
 
 class LengthRope:

@@ -26,7 +26,7 @@ from tercel.errors import TercelError
 from tercel.files import sha256_file
 from tercel.hub import HubName, why_unreadable
 from tercel.locks import made_once
-from tercel.target.checkpoint import (
+from tercel.target_model.checkpoint import (
     check_causal,
     check_complete,
     check_finite,
@@ -35,8 +35,8 @@ from tercel.target.checkpoint import (
     one_line,
     stored_contents,
 )
-from tercel.target.gguf import conversion_folder, convert_gguf, quiet_transformers
-from tercel.target.wheels import BUILTIN
+from tercel.target_model.gguf import conversion_folder, convert_gguf, quiet_transformers
+from tercel.target_model.wheels import BUILTIN
 from tercel.wheels import OnBytes, fetch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

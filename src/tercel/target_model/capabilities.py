@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from tercel.errors import TercelError
-from tercel.target.experts import has_experts
-from tercel.target.output_layer import probe_tokens
+from tercel.target_model.experts import has_experts
+from tercel.target_model.output_layer import probe_tokens
 
 if TYPE_CHECKING:
-    from tercel.target.model import Target
+    from tercel.target_model.model import Target
 
 _RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding")
 _MASKED = ("full_attention", "sliding_attention", "global")  # whose masks `Target` knows how to make

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tercel.errors import TercelError
-from tercel.target.structure import decoder_of
+from tercel.target_model.structure import decoder_of
 
 PROBE_TOKENS = 6
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tercel.errors import TercelError
-from tercel.target import wheels
-from tercel.target.sources import load_causal_lm, resolve
+from tercel.target_model import wheels
+from tercel.target_model.sources import load_causal_lm, resolve
 from tercel.wheels import PinnedFile
 from tests.tiny import save_tiny_gguf
 from tests.wheels_for_tests import copy_instead, make_wheel, use_index

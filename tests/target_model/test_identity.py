@@ -13,8 +13,8 @@ from tercel.draft import DraftModel, DraftVocabulary, HeadInfo, TargetIdentity
 from tercel.errors import TercelError
 from tercel.heads import resolve_head
 from tercel.interop.read import read_head
-from tercel.target.model import Target
-from tercel.target.sources import Source
+from tercel.target_model.model import Target
+from tercel.target_model.sources import Source
 from tercel.train.features import FeatureSupply
 from tests.decode.drafts import random_draft
 from tests.tiny import save_tiny, tiny_model, tiny_tokenizer

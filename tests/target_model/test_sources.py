@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from tercel.errors import TercelError
-from tercel.target import sources
-from tercel.target.sources import (
+from tercel.target_model import sources
+from tercel.target_model.sources import (
     Source,
     check_device,
     load_causal_lm,

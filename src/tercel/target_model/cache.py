@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Cache
 
 from tercel.errors import TercelError
-from tercel.target.transfer import to_device
+from tercel.target_model.transfer import to_device
 
 
 class RowCache(Protocol):

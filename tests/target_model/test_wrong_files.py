@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from tercel import limits
 from tercel.errors import TercelError
 from tercel.reading import read_shards
-from tercel.target.gguf_header import check_header
-from tercel.target.model import Target
-from tercel.target.sources import load_causal_lm, load_config, load_tokenizer, resolve
+from tercel.target_model.gguf_header import check_header
+from tercel.target_model.model import Target
+from tercel.target_model.sources import load_causal_lm, load_config, load_tokenizer, resolve
 from tests.tiny import save_tiny, save_tiny_gguf
 
 WRONG = (None, True, 0, -1, 3 * 10**9, 10**39, 1.5, "x", "", [], [None], {"a": 1}, float("inf"))

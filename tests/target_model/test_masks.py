@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tercel.target.masks import additive, causal_block, slot_positions, visible_slots, within_window
+from tercel.target_model.masks import additive, causal_block, slot_positions, visible_slots, within_window
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=4)
 

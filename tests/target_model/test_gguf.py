@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils import logging as transformers_logging
 
 from tercel.errors import TercelError
-from tercel.target.gguf import convert_gguf, quiet_transformers, read_metadata, restore_tokenizer
+from tercel.target_model.gguf import convert_gguf, quiet_transformers, read_metadata, restore_tokenizer
 from tests.tiny import CHATML, DIGIT_MERGE, IM_END, IM_START, PAD, VOCAB, save_tiny_gguf, tiny_tokenizer
 
 TOKENS = torch.randint(4, VOCAB, (2, 30), generator=torch.Generator().manual_seed(3))

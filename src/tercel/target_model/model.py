@@ -17,18 +17,18 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from tercel.chat.arguments import with_arguments
 from tercel.errors import TercelError
-from tercel.target.attention import use_grouped_attention
-from tercel.target.cache import RowCache, TargetCache
-from tercel.target.capabilities import TreeSupport, check_steps, probe_tree_support
-from tercel.target.ends import end_ids, turn_end, union
-from tercel.target.identity import SCHEME, Samples, fingerprint, first_fingerprint, held_samples, stored_samples
-from tercel.target.masks import additive, causal_block, slot_positions, visible_slots, within_window
-from tercel.target.output import TargetOutput, joined
-from tercel.target.output_layer import OutputLayer, embedding_scale
-from tercel.target.rope import LengthRope, dynamic_ntk
-from tercel.target.sources import Source, load_causal_lm, load_tokenizer, reading, resolve
-from tercel.target.stepping import StepCache
-from tercel.target.structure import (
+from tercel.target_model.attention import use_grouped_attention
+from tercel.target_model.cache import RowCache, TargetCache
+from tercel.target_model.capabilities import TreeSupport, check_steps, probe_tree_support
+from tercel.target_model.ends import end_ids, turn_end, union
+from tercel.target_model.identity import SCHEME, Samples, fingerprint, first_fingerprint, held_samples, stored_samples
+from tercel.target_model.masks import additive, causal_block, slot_positions, visible_slots, within_window
+from tercel.target_model.output import TargetOutput, joined
+from tercel.target_model.output_layer import OutputLayer, embedding_scale
+from tercel.target_model.rope import LengthRope, dynamic_ntk
+from tercel.target_model.sources import Source, load_causal_lm, load_tokenizer, reading, resolve
+from tercel.target_model.stepping import StepCache
+from tercel.target_model.structure import (
     attention_windows,
     check_widths,
     context_length,
@@ -36,7 +36,7 @@ from tercel.target.structure import (
     decoder_of,
     default_feature_layers,
 )
-from tercel.target.transfer import to_device
+from tercel.target_model.transfer import to_device
 
 __all__ = ["Target", "TargetOutput", "default_feature_layers"]
 

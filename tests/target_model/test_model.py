@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tercel.errors import TercelError
-from tercel.target.model import Target, TargetOutput, default_feature_layers
-from tercel.target.sources import Source
+from tercel.target_model.model import Target, TargetOutput, default_feature_layers
+from tercel.target_model.sources import Source
 from tests.tiny import ARCHS, LEARNED_POSITIONS, OTHER_ARCHS, VOCAB, tiny_model, tiny_tokenizer
 
 PREFIX = 13  # longer than the tiny models' sliding window of 8

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from tercel.target.sources import Source
+from tercel.target_model.sources import Source
 
 SAMPLES = 64  # of every tensor
 SCHEME = "2-"  # digests without it are of the first scheme: weights and sizes alone

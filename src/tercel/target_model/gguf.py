@@ -30,8 +30,8 @@ from transformers.utils import logging as transformers_logging
 from tercel.chat.tokenizing import guarded
 from tercel.errors import TercelError
 from tercel.files import atomic_dir, cache_dir
-from tercel.target.checkpoint import check_sizes, one_line
-from tercel.target.gguf_header import check_header
+from tercel.target_model.checkpoint import check_sizes, one_line
+from tercel.target_model.gguf_header import check_header
 
 # `tokenizer.ggml.pre` names of vocabularies learned with every digit on its own, then GPT-2's split.
 DIGIT_SPLITTING = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from tercel.target.attention import NAME, grouped_sdpa, use_grouped_attention
+from tercel.target_model.attention import NAME, grouped_sdpa, use_grouped_attention
 from tests.tiny import tiny_model
 
 

@@ -14,8 +14,8 @@ from tercel.draft import HeadConfig
 from tercel.draft.head import Rotary
 from tercel.errors import TercelError
 from tercel.measure.rounding import run_shapes
-from tercel.target.model import Target
-from tercel.target.sources import Source
+from tercel.target_model.model import Target
+from tercel.target_model.sources import Source
 from tests.decode.drafts import Oracle, random_draft
 from tests.tiny import VOCAB, tiny_model, tiny_tokenizer
 

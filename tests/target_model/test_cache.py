@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tercel.errors import TercelError
-from tercel.target.cache import TargetCache
+from tercel.target_model.cache import TargetCache
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, SIZE = 2, 2, 3

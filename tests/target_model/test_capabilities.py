@@ -11,9 +11,9 @@ from transformers import AttentionInterface, AutoModelForCausalLM, Lfm2Config, M
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tercel.errors import TercelError
-from tercel.target.capabilities import TreeSupport, check_steps, probe_tree_support
-from tercel.target.model import Target
-from tercel.target.sources import Source
+from tercel.target_model.capabilities import TreeSupport, check_steps, probe_tree_support
+from tercel.target_model.model import Target
+from tercel.target_model.sources import Source
 from tests.tiny import ARCHS, OTHER_ARCHS, VOCAB, tiny_model
 
 SIZES = {

@@ -12,8 +12,8 @@ from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.errors import TercelError
-from tercel.target.model import Target
-from tercel.target.sources import Source
+from tercel.target_model.model import Target
+from tercel.target_model.sources import Source
 from tests.decode.drafts import random_draft, tiny_target
 from tests.tiny import STEP_ARCHS, VOCAB
 
