@@ -33,8 +33,8 @@ from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import DraftModel
 from tercel.files import write_json
+from tercel.interop.engines.launch import DraftShape
 from tercel.interop.export import export_head
-from tercel.interop.launch import DraftShape
 from tercel.measure.intervals import proportion, speedup
 from tercel.measure.tasks import first_prompts, parse_tasks
 from tercel.target_model.model import Target

@@ -144,10 +144,10 @@ class _Points:
         opening = self._before(io.open, writes=lambda file, mode="r", *_a, **_k: not set(mode).isdisjoint("wax+"))
         builtins.open = io.open = opening
         from tercel.draft import checkpoint
-        from tercel.interop import write_folder
+        from tercel.interop.engines import weights
         from tercel.train import features
 
-        for module in (checkpoint, write_folder, features, safetensors.torch):
+        for module in (checkpoint, weights, features, safetensors.torch):
             module.save_file = self._after(module.save_file)  # type: ignore[attr-defined]
         torch.save = self._after(torch.save)
 

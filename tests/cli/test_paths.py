@@ -18,7 +18,7 @@ from tercel.cli.paths import tercel_command, user_name, user_names, user_path
 from tercel.cli.train import next_commands
 from tercel.errors import TercelError
 from tercel.interop.card import head_card
-from tercel.interop.read import read_head
+from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target
 
 from .conftest import RECIPE, World

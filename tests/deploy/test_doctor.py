@@ -20,7 +20,7 @@ from tercel.deploy.doctor import examine, fits
 from tercel.deploy.findings import CheckUp, Finding
 from tercel.deploy.template_check import template_findings
 from tercel.draft import DraftModel, DraftVocabulary, save_head
-from tercel.interop.read import read_head
+from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
 from tests.deploy.worlds import World, edit_json, edit_tensors

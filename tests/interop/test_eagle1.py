@@ -19,7 +19,7 @@ from tercel.decode.types import Proposal, Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import Eagle1Head, save_head
 from tercel.errors import TercelError
-from tercel.interop.read import read_head
+from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target
 from tests.cli.running import refused, run
 from tests.decode.drafts import random_draft, tiny_target

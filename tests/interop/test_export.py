@@ -20,9 +20,9 @@ from tercel.cli.export import command
 from tercel.draft import DraftVocabulary, save_head
 from tercel.errors import TercelError
 from tercel.interop import export as export_module
-from tercel.interop.read import read_head
-from tercel.interop.views import ENGINES, view
-from tercel.interop.write_limits import check_expressible, engine_ids
+from tercel.interop.engines.limits import check_expressible, engine_ids
+from tercel.interop.formats.read import read_head
+from tercel.interop.loaders import ENGINES, view
 from tercel.locks import folder_lock
 from tests.interop.export_worlds import DEPTH, LLAMA3, draft, export
 from tests.tiny import VOCAB, save_tiny, save_tiny_gguf

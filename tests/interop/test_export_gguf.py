@@ -9,9 +9,9 @@ import torch
 from gguf import GGUFReader
 
 from tercel.errors import TercelError
-from tercel.interop import write_gguf
+from tercel.interop.engines import gguf_draft
+from tercel.interop.loaders import view
 from tercel.interop.proof import compare
-from tercel.interop.views import view
 from tests.interop.export_worlds import DEPTH, LLAMA3, draft, export
 from tests.tiny import save_tiny_gguf
 
@@ -59,7 +59,7 @@ def test_a_wrong_gguf_writer_is_found_out(
     part: str, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = {"_pairs": lambda weight, heads: weight, "_frequency_factors": lambda c: torch.ones(c.head_dim // 2)}
-    monkeypatch.setattr(write_gguf, part, wrong[part])
+    monkeypatch.setattr(gguf_draft, part, wrong[part])
     with pytest.raises(TercelError, match=r"other values|would rotate"):
         export(draft(rope_parameters=LLAMA3), "llamacpp", tmp_path / "out", gguf)
     assert list(tmp_path.iterdir()) == []

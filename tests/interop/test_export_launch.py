@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tercel.errors import TercelError
-from tercel.interop.launch import DraftShape, launch, openvino_layers, openvino_python, trtllm_options
+from tercel.interop.engines.launch import DraftShape, launch, openvino_layers, openvino_python, trtllm_options
 
 HEAD, TARGET = "/data/my heads/a", "org/target"
 

@@ -15,8 +15,8 @@ from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.draft import DraftModel, load_head
 from tercel.errors import TercelError
+from tercel.interop.formats.read import read_head
 from tercel.interop.hub import save_pretrained
-from tercel.interop.read import read_head
 from tercel.target_model.model import Target
 from tests.cli.running import refused, run
 from tests.decode.drafts import random_draft, tiny_target

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head, HeadInfo, save_head
 from tercel.errors import TercelError
-from tercel.interop.read import read_head
+from tercel.interop.formats.read import read_head
 from tests.draft.heads_for_tests import tiny_draft, tiny_head, tiny_head_config
 from tests.interop.foreign import WRITERS, put, write_sglang, write_speculators
 

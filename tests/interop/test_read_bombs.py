@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tercel import limits
 from tercel.draft import save_head
 from tercel.errors import TercelError
-from tercel.interop.pickles import read_pickle
-from tercel.interop.read import read_head
+from tercel.interop.formats.pickles import read_pickle
+from tercel.interop.formats.read import read_head
 from tests.decode.drafts import random_draft, tiny_target
 from tests.draft.heads_for_tests import tiny_draft
 from tests.interop.foreign import edit, put, write_eagle1, write_sglang

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from tercel.interop.read import read_head
+from tercel.interop.formats.read import read_head
 from tests.draft.heads_for_tests import tiny_draft
 from tests.interop.foreign import (
     put,

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tercel.errors import TercelError
-from tercel.interop.files import read_weights
-from tercel.interop.read import read_head
+from tercel.interop.formats.files import read_weights
+from tercel.interop.formats.read import read_head
 from tests.draft.heads_for_tests import tiny_draft
 from tests.interop.foreign import put, write_sglang
 from tests.interop.test_read import assert_same

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tercel.draft.config import engine_default_layers
 from tercel.errors import TercelError
-from tercel.interop.layer_ids import Listed, as_inputs, default_pattern, settle
-from tercel.interop.notes import Notes
-from tercel.interop.read import read_head
+from tercel.interop.formats.layer_ids import Listed, as_inputs, default_pattern, settle
+from tercel.interop.formats.notes import Notes
+from tercel.interop.formats.read import read_head
 from tests.draft.heads_for_tests import tiny_draft
 from tests.interop.foreign import (
     LIST,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tercel.errors import TercelError
-from tercel.interop.eagle1 import is_eagle1
-from tercel.interop.read import read_head
+from tercel.interop.formats.eagle1 import is_eagle1
+from tercel.interop.formats.read import read_head
 from tests.draft.heads_for_tests import tiny_draft
 from tests.interop.foreign import (
     LIST,

@@ -12,7 +12,7 @@ from tercel.decode.compat import check_fits
 from tercel.draft import DraftModel, DraftVocabulary, HeadInfo, TargetIdentity
 from tercel.errors import TercelError
 from tercel.heads import resolve_head
-from tercel.interop.read import read_head
+from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
 from tercel.train.features import FeatureSupply

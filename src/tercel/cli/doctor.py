@@ -105,8 +105,8 @@ def read_beside(name: str | None, target: Target, layer_ids: LayerIds) -> DraftM
     Raises `TercelError` if there is no such head, its files cannot be read, or it is none of EAGLE-3.
     """
     from tercel.heads import resolve_head
+    from tercel.interop.formats.read import read_head
     from tercel.interop.output_rows import lend_output_layer
-    from tercel.interop.read import read_head
 
     path, device, meaning = resolve_head(name, target.source.name), str(target.device), layer_ids.meaning
     try:

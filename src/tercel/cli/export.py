@@ -51,10 +51,10 @@ def command(
     json_file: JsonFile = None,
 ) -> None:
     """Write HEAD as an engine loads it, prove that it does, and print how to start that engine."""
-    from tercel.interop.embeddings import share_embeddings, stored_embeddings
+    from tercel.interop.engines.launch import DraftShape
     from tercel.interop.export import export_head
-    from tercel.interop.launch import DraftShape
-    from tercel.interop.read import read_head
+    from tercel.interop.formats.embeddings import share_embeddings, stored_embeddings
+    from tercel.interop.formats.read import read_head
 
     path = resolve_head(head, head)
     model = read_head(path, layer_ids=layer_ids.meaning)

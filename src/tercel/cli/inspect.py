@@ -53,8 +53,8 @@ def command(
     """Explain a draft head in any format: shapes, cost, target, training, how its files were read, what seems wrong."""
     from tercel.decode.compat import load_draft
     from tercel.draft.inspect import inspect_head
-    from tercel.interop.files import read_weights
-    from tercel.interop.read import read_head
+    from tercel.interop.formats.files import read_weights
+    from tercel.interop.formats.read import read_head
 
     if probe and target is None:
         raise TercelError("--probe measures a head on its target's answers; give --target")

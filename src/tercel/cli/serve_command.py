@@ -56,8 +56,8 @@ def command(
         raise TercelError(f"{engine.value} drafts only chains; leave out --top-k and --nodes, or take --engine sglang")
     from tercel.deploy.serve import is_speculators, misread_by
     from tercel.heads import resolve_head
-    from tercel.interop.launch import DraftShape, launch
-    from tercel.interop.read import read_head
+    from tercel.interop.engines.launch import DraftShape, launch
+    from tercel.interop.formats.read import read_head
 
     path = resolve_head(head, head).absolute()
     model = read_head(path, layer_ids=layer_ids.meaning)

@@ -7,9 +7,9 @@ import torch
 from tercel.draft import DraftModel, Eagle1Head
 from tercel.errors import TercelError
 from tercel.heads import resolve_head
-from tercel.interop.embeddings import share_embeddings
+from tercel.interop.formats.embeddings import share_embeddings
+from tercel.interop.formats.read import LayerIds, read_head
 from tercel.interop.output_rows import lend_output_layer
-from tercel.interop.read import LayerIds, read_head
 from tercel.target_model.model import Target
 
 

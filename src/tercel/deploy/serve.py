@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
+from tercel.interop.loaders import view
 from tercel.interop.proof import compare
-from tercel.interop.views import view
 
 TRTLLM_OPTIONS = "trtllm.yaml"
 

@@ -15,13 +15,13 @@ from tercel.draft.checkpoint import EMBEDDINGS, TRAINED
 from tercel.errors import TercelError
 from tercel.file_set import CARD, CONFIG, file_set, interrupted, may_replace_card, read_manifest, refuse_foreign, settle
 from tercel.files import as_json
-from tercel.interop.launch import DraftShape, trtllm_options
+from tercel.interop.engines.config import engine_config
+from tercel.interop.engines.gguf_draft import write_gguf
+from tercel.interop.engines.launch import DraftShape, trtllm_options
+from tercel.interop.engines.limits import check_expressible, engine_ids, ids_mean
+from tercel.interop.engines.weights import KEEPS_OWN_FILE, smallest_exact, write_own_file, write_weights
+from tercel.interop.export_readme import DRAFT_FILE, readme, started_with
 from tercel.interop.proof import Check, prove
-from tercel.interop.write_config import engine_config
-from tercel.interop.write_folder import KEEPS_OWN_FILE, smallest_exact, write_own_file, write_weights
-from tercel.interop.write_gguf import write_gguf
-from tercel.interop.write_limits import check_expressible, engine_ids, ids_mean
-from tercel.interop.write_readme import DRAFT_FILE, readme, started_with
 from tercel.locks import OURS, folder_lock
 
 KIND = "export"

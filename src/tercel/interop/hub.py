@@ -14,7 +14,7 @@ from tercel.file_set import MANIFEST
 from tercel.heads import resolve_head
 from tercel.hub import HubName
 from tercel.interop.card import head_card
-from tercel.interop.read import read_head
+from tercel.interop.formats.read import read_head
 from tercel.locks import folder_lock
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tercel.draft import DraftModel, Eagle3Head
 from tercel.errors import TercelError
-from tercel.interop.views import EngineView, draft_logits, frequencies_of, look_up, view
+from tercel.interop.loaders import EngineView, draft_logits, frequencies_of, look_up, view
 
 ROWS, STEPS = 12, 4
 ROUNDING = 1e-4  # largest difference of logits allowed, as a share of the largest logit: float32 in another order

@@ -10,7 +10,7 @@ from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head
 from tercel.draft.checkpoint import EMBEDDINGS, FROZEN
 from tercel.errors import TercelError
-from tercel.interop.embeddings import share_embeddings
+from tercel.interop.formats.embeddings import share_embeddings
 from tercel.target_model.model import Target
 
 SAMPLE_CHATS = 8

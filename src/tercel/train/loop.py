@@ -24,8 +24,8 @@ from tercel.draft import (
 from tercel.errors import TercelError
 from tercel.files import require_room
 from tercel.heads import resolve_head
+from tercel.interop.formats.read import read_head
 from tercel.interop.output_rows import lend_output_layer
-from tercel.interop.read import read_head
 from tercel.target_model.model import Target, default_feature_layers
 from tercel.train.acceptance import Acceptance, simulate
 from tercel.train.batches import Split, data_digest, plan_batches, split, supervised_counts, usable

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tercel.errors import TercelError
-from tercel.interop.view_parts import EngineView
+from tercel.interop.loaders.parts import EngineView
 
 
 def look_up(view: EngineView, tokens: Tensor, of_target: Tensor) -> Tensor:

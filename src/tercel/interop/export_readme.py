@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tercel.draft import DraftModel
-from tercel.interop.launch import DraftShape, launch, trtllm_options
+from tercel.interop.engines.launch import DraftShape, launch, trtllm_options
+from tercel.interop.engines.limits import NAMES, engine_ids, ids_mean
 from tercel.interop.proof import Check
-from tercel.interop.write_limits import NAMES, engine_ids, ids_mean
 
 DRAFT_FILE = "draft.gguf"
 _OPENVINO = (

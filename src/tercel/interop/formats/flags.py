@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tercel.errors import TercelError
-from tercel.interop.makers import SPECFORGE, SPECULATORS
-from tercel.interop.notes import Notes
-from tercel.interop.source import Source, section
+from tercel.interop.formats.makers import SPECFORGE, SPECULATORS
+from tercel.interop.formats.notes import Notes
+from tercel.interop.formats.source import Source, section
 from tercel.reading import short
 
 

@@ -11,7 +11,7 @@ import yaml
 from torch import Tensor
 
 from tercel.errors import TercelError
-from tercel.interop.view_parts import (
+from tercel.interop.loaders.parts import (
     EngineView,
     check_captured,
     check_map,

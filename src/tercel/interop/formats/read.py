@@ -12,14 +12,14 @@ from tercel.draft import DraftModel, HeadConfig, HeadInfo, load_head
 from tercel.draft.checkpoint import EMBEDDINGS, FROZEN, TRAINED
 from tercel.draft.load import build_head, check_tensors, read_vocabulary
 from tercel.errors import TercelError
-from tercel.interop.config_reading import read_config, say_files
-from tercel.interop.eagle1 import is_eagle1, read_eagle1
-from tercel.interop.files import read_weights
-from tercel.interop.makers import ANGELSLIM, SPECULATORS, recognise
-from tercel.interop.names import native
-from tercel.interop.notes import Notes
-from tercel.interop.rope import DEFAULT_THETA
-from tercel.interop.source import Source, section
+from tercel.interop.formats.config_reading import read_config, say_files
+from tercel.interop.formats.eagle1 import is_eagle1, read_eagle1
+from tercel.interop.formats.files import read_weights
+from tercel.interop.formats.makers import ANGELSLIM, SPECULATORS, recognise
+from tercel.interop.formats.names import native
+from tercel.interop.formats.notes import Notes
+from tercel.interop.formats.rope import DEFAULT_THETA
+from tercel.interop.formats.source import Source, section
 from tercel.reading import check_readable, read_json
 
 LayerIds = Literal["auto", "input", "output"]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from tercel.errors import TercelError
-from tercel.interop.view_parts import (
+from tercel.interop.loaders.parts import (
     EngineView,
     Named,
     check_captured,

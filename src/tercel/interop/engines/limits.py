@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tercel.draft import DraftVocabulary, HeadConfig
 from tercel.errors import TercelError
-from tercel.interop.view_sglang import RAW_UNLESS_ONE
+from tercel.interop.loaders.sglang import RAW_UNLESS_ONE
 
 NAMES = {
     "vllm": "vLLM",

@@ -17,8 +17,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tercel.errors import TercelError
+from tercel.interop.loaders import draft_logits, frequencies_of, view
 from tercel.interop.proof import prove
-from tercel.interop.views import draft_logits, frequencies_of, view
 from tests.interop.export_worlds import (
     DEPTH,
     LLAMA3,

@@ -7,12 +7,12 @@ import torch
 from tercel.draft import HeadConfig
 from tercel.draft.config import engine_default_layers
 from tercel.errors import TercelError
-from tercel.interop.flags import read_flags
-from tercel.interop.layer_ids import Meaning, listed_layers, settle
-from tercel.interop.makers import SPECULATORS
-from tercel.interop.notes import Notes
-from tercel.interop.rope import read_rope
-from tercel.interop.source import Source, size
+from tercel.interop.formats.flags import read_flags
+from tercel.interop.formats.layer_ids import Meaning, listed_layers, settle
+from tercel.interop.formats.makers import SPECULATORS
+from tercel.interop.formats.notes import Notes
+from tercel.interop.formats.rope import read_rope
+from tercel.interop.formats.source import Source, size
 from tercel.reading import short
 
 # what LlamaConfig takes where a config does not say

@@ -12,9 +12,9 @@ from torch import Tensor
 from tercel.draft import DraftModel, DraftVocabulary, Eagle1Config, HeadInfo
 from tercel.draft.load import build_head, check_tensors
 from tercel.errors import TercelError
-from tercel.interop.notes import Notes
-from tercel.interop.rope import read_rope
-from tercel.interop.source import Source, size
+from tercel.interop.formats.notes import Notes
+from tercel.interop.formats.rope import read_rope
+from tercel.interop.formats.source import Source, size
 
 FORMAT = "eagle1"
 # the target's output layer, which some files repeat; the target itself is there to lend it

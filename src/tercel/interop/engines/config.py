@@ -8,8 +8,8 @@ import torch
 
 from tercel.draft import HeadConfig
 from tercel.draft.checkpoint import public_config
-from tercel.interop.launch import DraftShape
-from tercel.interop.write_limits import engine_ids
+from tercel.interop.engines.launch import DraftShape
+from tercel.interop.engines.limits import engine_ids
 
 
 def engine_config(

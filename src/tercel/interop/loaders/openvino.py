@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from tercel.errors import TercelError
-from tercel.interop.view_parts import (
+from tercel.interop.loaders.parts import (
     EngineView,
     check_captured,
     check_map,

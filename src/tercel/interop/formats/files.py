@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tercel.draft.load import read_tensors
 from tercel.errors import TercelError
-from tercel.interop.pickles import read_pickle
+from tercel.interop.formats.pickles import read_pickle
 from tercel.reading import check_readable, read_shards
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from tercel.errors import TercelError
-from tercel.interop.view_chain import draft_logits, frequencies_of, look_up
-from tercel.interop.view_llamacpp import view_llamacpp
-from tercel.interop.view_openvino import view_openvino
-from tercel.interop.view_parts import EngineView
-from tercel.interop.view_sglang import view_sglang
-from tercel.interop.view_trtllm import view_trtllm
-from tercel.interop.view_vllm import view_speculators, view_vllm
+from tercel.interop.loaders.chain import draft_logits, frequencies_of, look_up
+from tercel.interop.loaders.llamacpp import view_llamacpp
+from tercel.interop.loaders.openvino import view_openvino
+from tercel.interop.loaders.parts import EngineView
+from tercel.interop.loaders.sglang import view_sglang
+from tercel.interop.loaders.trtllm import view_trtllm
+from tercel.interop.loaders.vllm import view_speculators, view_vllm
 
 __all__ = ["ENGINES", "EngineView", "draft_logits", "frequencies_of", "look_up", "view"]
 

@@ -13,7 +13,7 @@ from gguf import GGUFReader, dequantize
 from torch import Tensor
 
 from tercel.errors import TercelError
-from tercel.interop.view_parts import EngineView, Sizes, check_captured, check_map, place, shapes
+from tercel.interop.loaders.parts import EngineView, Sizes, check_captured, check_map, place, shapes
 
 _PLAIN = {
     "fc.weight": "fc.weight",

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tercel.errors import TercelError
-from tercel.interop.notes import Notes
-from tercel.interop.source import Source, section
+from tercel.interop.formats.notes import Notes
+from tercel.interop.formats.source import Source, section
 from tercel.reading import short
 
 DEFAULT_THETA = 10000.0

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tercel.errors import TercelError
-from tercel.interop.makers import ANGELSLIM_LIST, LIST, MODELOPT, SPECULATORS
-from tercel.interop.notes import Notes
-from tercel.interop.source import Source, section
+from tercel.interop.formats.makers import ANGELSLIM_LIST, LIST, MODELOPT, SPECULATORS
+from tercel.interop.formats.notes import Notes
+from tercel.interop.formats.source import Source, section
 from tercel.reading import short
 
 Meaning = Literal["input", "output"]

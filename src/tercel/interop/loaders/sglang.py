@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tercel.errors import TercelError
-from tercel.interop.view_parts import (
+from tercel.interop.loaders.parts import (
     EngineView,
     check_captured,
     check_map,

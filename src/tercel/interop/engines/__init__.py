@@ -1,0 +1,1 @@
+"""What is written for each engine, and how it is started."""

@@ -1,0 +1,1 @@
+"""Reading heads in the formats of their makers."""
