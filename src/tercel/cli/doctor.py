@@ -21,8 +21,8 @@ from tercel.errors import TercelError
 from tercel.files import write_json
 
 if TYPE_CHECKING:
-    from tercel.deploy.findings import CheckUp
-    from tercel.deploy.serving import ServingReport
+    from tercel.doctor.compare import ServingReport
+    from tercel.doctor.findings import CheckUp
     from tercel.draft import DraftModel
     from tercel.target_model.model import Target
 
@@ -66,9 +66,9 @@ def command(
     """
     if url is None and tasks is not None:
         raise TercelError("--tasks is what a running server is asked; give its --url too")
-    from tercel.deploy.doctor import as_loaded, examine, fits, without_comparison
-    from tercel.deploy.http import Http
-    from tercel.deploy.server import connect
+    from tercel.doctor.engine_client import connect
+    from tercel.doctor.examine import as_loaded, examine, fits, without_comparison
+    from tercel.doctor.http import Http
 
     server = connect(Http.at(url, timeout), engine.value) if url is not None else None  # before anything is loaded
     loaded = open_target(target, model, exact=True)
@@ -78,7 +78,7 @@ def command(
     if runs:
         report = as_loaded(report, draft, loaded, server.engine if server is not None else engine.value)
     if server is not None:
-        from tercel.deploy.serving import compare_with_server
+        from tercel.doctor.compare import compare_with_server
         from tercel.measure.tasks import parse_tasks
 
         questions = [q for task in parse_tasks(tasks or TASKS, tuple(data_dir or ())) for q in task.questions]

@@ -18,9 +18,9 @@ from tercel.files import write_json
 from tercel.heads import resolve_head
 
 if TYPE_CHECKING:
-    from tercel.deploy.probe import ProbeReport
     from tercel.draft import DraftModel
     from tercel.draft.inspect import HeadReport
+    from tercel.measure.probe import ProbeReport
     from tercel.target_model.model import Target
 
 PROBE_TASKS = "demo:4"
@@ -90,7 +90,7 @@ def print_report(console: PlainConsole, report: HeadReport, measured: ProbeRepor
 
 def measure(model: DraftModel, target: Target, tasks: str, data_dir: DataDirs) -> ProbeReport:
     """The head's acceptance as read, and with each reading changed."""
-    from tercel.deploy.probe import probe
+    from tercel.measure.probe import probe
     from tercel.measure.tasks import first_prompts, parse_tasks
 
     prompts = first_prompts(target.tokenizer, parse_tasks(tasks, tuple(data_dir or ())))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from tercel.deploy.probe import ProbeReport
     from tercel.measure.intervals import Interval
+    from tercel.measure.probe import ProbeReport
 
 
 def probe_table(report: ProbeReport) -> Table:

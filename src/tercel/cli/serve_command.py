@@ -54,10 +54,10 @@ def command(
     """
     if engine is not ServingEngine.sglang and (top_k > 1 or nodes is not None):
         raise TercelError(f"{engine.value} drafts only chains; leave out --top-k and --nodes, or take --engine sglang")
-    from tercel.deploy.serve import is_speculators, misread_by
     from tercel.heads import resolve_head
     from tercel.interop.engines.launch import DraftShape, launch
     from tercel.interop.formats.read import read_head
+    from tercel.interop.misread import is_speculators, misread_by
 
     path = resolve_head(head, head).absolute()
     model = read_head(path, layer_ids=layer_ids.meaning)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from tercel.deploy.chains import read_as, without_map
-from tercel.deploy.head_checks import rope_theta_of
-from tercel.deploy.head_files import HeadFiles
-from tercel.draft import DraftModel
+from tercel.draft import DraftModel, HeadConfig
+from tercel.interop.formats.head_files import HeadFiles
+from tercel.measure.chains import read_as, without_map
 from tercel.target_model.model import Target
 
 AS_READ = "as read"
@@ -105,3 +105,19 @@ def _sharing(model: DraftModel, target: Target) -> DraftModel:
     ids = torch.arange(shared.head.config.vocab_size, device=target.device)
     shared.eagle3.embed_tokens.weight.copy_(target.embed(ids))
     return shared
+
+
+def rope_of(target: Target) -> dict[str, Any]:
+    """The RoPE settings that a head made for this target would have."""
+    return HeadConfig.for_target(
+        target.config,
+        feature_layers=(0,),
+        vocab_size=target.vocab_size,
+        draft_vocab_size=1,
+        max_position_embeddings=1,
+    ).rope_parameters
+
+
+def rope_theta_of(target: Target) -> float:
+    """The RoPE base that a head made for this target would have."""
+    return float(rope_of(target)["rope_theta"])

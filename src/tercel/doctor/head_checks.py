@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
-from tercel.deploy.findings import Finding
-from tercel.deploy.head_files import HeadFiles
-from tercel.draft import DraftModel, HeadConfig
+from tercel.doctor.findings import Finding
+from tercel.draft import DraftModel
 from tercel.draft.config import engine_default_layers
+from tercel.interop.formats.head_files import HeadFiles
+from tercel.measure.variants import rope_of
 from tercel.target_model.model import Target
 
 _PROBE = "measure it: `tercel inspect HEAD --target TARGET --probe`"
@@ -98,7 +98,7 @@ def norm_findings(model: DraftModel, files: HeadFiles) -> Iterator[Finding]:
 def rope_findings(model: DraftModel, target: Target, files: HeadFiles) -> Iterator[Finding]:
     """RoPE base and scaling: of config.json within itself, of the head, and of the target."""
     check, rope = "rope", model.head.config.rope_parameters
-    theta, wanted = float(rope["rope_theta"]), _rope_of(target)
+    theta, wanted = float(rope["rope_theta"]), rope_of(target)
     stated = files.rope_thetas()
     odd = next(((where, value) for where, value in stated.items() if not math.isclose(value, theta)), None)
     if odd:
@@ -185,22 +185,6 @@ def identity_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
         )
     else:
         yield Finding("weights", "ok", f"the very weights that the head was trained for ({identity.name})")
-
-
-def _rope_of(target: Target) -> dict[str, Any]:
-    """The RoPE settings that a head made for this target would have."""
-    return HeadConfig.for_target(
-        target.config,
-        feature_layers=(0,),
-        vocab_size=target.vocab_size,
-        draft_vocab_size=1,
-        max_position_embeddings=1,
-    ).rope_parameters
-
-
-def rope_theta_of(target: Target) -> float:
-    """The RoPE base that a head made for this target would have."""
-    return float(_rope_of(target)["rope_theta"])
 
 
 def _contradiction(check: str, engines: str, own: str) -> Finding:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from tercel.chat import learn_template
 from tercel.chat.template import end_ids
-from tercel.deploy.findings import Finding
-from tercel.deploy.head_files import HeadFiles
+from tercel.doctor.findings import Finding
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
+from tercel.interop.formats.head_files import HeadFiles
 from tercel.target_model.model import Target
 
 LOW_COVERAGE = 0.9

@@ -10,14 +10,14 @@ import pytest
 
 from tercel.cli.consoles import result_console
 from tercel.cli.probe_table import probe_table
-from tercel.deploy.chains import greedy_chains, read_as, without_map
-from tercel.deploy.probe import ProbeReport, greedy_answers, probe
-from tercel.deploy.variants import faults, readings
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
+from tercel.measure.chains import greedy_chains, read_as, without_map
+from tercel.measure.probe import ProbeReport, greedy_answers, probe
 from tercel.measure.tasks import Prompt
-from tests.deploy.worlds import ANSWER, STEPS, World, edit_json
+from tercel.measure.variants import faults, readings
 from tests.draft.heads_for_tests import tiny_head
+from tests.overfit import ANSWER, STEPS, World, edit_json
 
 
 def probed(world: World, model: DraftModel) -> ProbeReport:

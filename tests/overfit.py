@@ -16,8 +16,8 @@ from tercel.decode.eagle3 import Eagle3, TreeShape
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Request
-from tercel.deploy.probe import greedy_answers
 from tercel.draft import DraftModel, DraftVocabulary, HeadInfo, TargetIdentity, save_head
+from tercel.measure.probe import greedy_answers
 from tercel.measure.tasks import Prompt, Question, prompt_ids
 from tercel.target_model.model import Target
 from tercel.train.features import FeatureSupply

@@ -9,11 +9,11 @@ from typing import Any
 
 from tercel.chat.template import encode
 from tercel.decode.types import GenerationResult
-from tercel.deploy.causes import Cause
-from tercel.deploy.counters import Draft
-from tercel.deploy.findings import Finding
-from tercel.deploy.server import SeenPrompt, Served
+from tercel.doctor.engine_client import SeenPrompt, Served
+from tercel.doctor.findings import Finding
 from tercel.errors import TercelError
+from tercel.measure.causes import Cause
+from tercel.measure.counters import Draft
 from tercel.measure.divergence import first_difference
 from tercel.measure.intervals import Interval
 from tercel.measure.tasks import Prompt

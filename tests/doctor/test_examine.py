@@ -16,15 +16,15 @@ import torch
 from tercel.chat import dates
 from tercel.chat.arguments import with_arguments
 from tercel.chat.identity import RECORD, TemplateIdentity
-from tercel.deploy.doctor import examine, fits
-from tercel.deploy.findings import CheckUp, Finding
-from tercel.deploy.template_check import template_findings
+from tercel.doctor.examine import examine, fits
+from tercel.doctor.findings import CheckUp, Finding
+from tercel.doctor.template_check import template_findings
 from tercel.draft import DraftModel, DraftVocabulary, save_head
 from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
-from tests.deploy.worlds import World, edit_json, edit_tensors
 from tests.draft.heads_for_tests import tiny_head
+from tests.overfit import World, edit_json, edit_tensors
 from tests.tiny import CHATML, IM_END, VOCAB, tiny_model, tiny_tokenizer
 
 

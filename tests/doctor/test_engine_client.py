@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tercel.decode.types import GenerationResult
-from tercel.deploy.counters import Counts, Draft, read_counters
-from tercel.deploy.http import Http
-from tercel.deploy.server import LlamaCpp, Sglang, Vllm, connect
+from tercel.doctor.engine_client import LlamaCpp, Sglang, Vllm, connect
+from tercel.doctor.http import Http
 from tercel.errors import TercelError
-from tests.deploy.servers_for_tests import Fake, FakeLlama, FakeSglang, FakeVllm, running
+from tercel.measure.counters import Counts, Draft, read_counters
+from tests.doctor.servers_for_tests import Fake, FakeLlama, FakeSglang, FakeVllm, running
 from tests.tiny import tiny_tokenizer
 
 PROMPT, OTHER = (5, 6, 7), (8, 9)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from tercel.chat.template import TemplateRefusalError
 from tercel.decode.compat import check_fits
-from tercel.deploy.findings import CheckUp, Finding
-from tercel.deploy.head_checks import (
+from tercel.doctor.findings import CheckUp, Finding
+from tercel.doctor.head_checks import (
     identity_findings,
     layer_findings,
     norm_findings,
@@ -16,10 +16,8 @@ from tercel.deploy.head_checks import (
     rope_findings,
     size_findings,
 )
-from tercel.deploy.head_files import HeadFiles
-from tercel.deploy.serve import is_speculators, misread_by
-from tercel.deploy.template_check import template_findings
-from tercel.deploy.weight_checks import (
+from tercel.doctor.template_check import template_findings
+from tercel.doctor.weight_checks import (
     embedding_findings,
     precision_findings,
     quantisation_findings,
@@ -27,6 +25,8 @@ from tercel.deploy.weight_checks import (
 )
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
+from tercel.interop.formats.head_files import HeadFiles
+from tercel.interop.misread import is_speculators, misread_by
 from tercel.target_model.model import Target
 
 _PROMPT = 16  # tokens that features are looked at on

@@ -16,13 +16,13 @@ from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Request
 from tercel.decode.vanilla import Vanilla
-from tercel.deploy.chains import greedy_chains
-from tercel.deploy.variants import Variant, readings
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
+from tercel.measure.chains import greedy_chains
 from tercel.measure.divergence import Progress
 from tercel.measure.intervals import Interval, ratio_of_totals, speedup
 from tercel.measure.tasks import Prompt
+from tercel.measure.variants import Variant, readings
 from tercel.target_model.model import Target
 from tercel.train.acceptance import Chains
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from tercel.deploy import http
-from tercel.deploy.address import is_local, parse_address
-from tercel.deploy.http import Http, HttpStatusError
+from tercel.doctor import http
+from tercel.doctor.address import is_local, parse_address
+from tercel.doctor.http import Http, HttpStatusError
 from tercel.errors import TercelError
 
 HEAD = b"HTTP/1.1 200 OK\r\n"

@@ -16,7 +16,7 @@ from tercel.chat.dates import as_of, parse_moment, writes_date
 from tercel.chat.identity import ANSWER, ARGUMENTS, QUESTION, RECORD, TemplateIdentity
 from tercel.chat.render import Renderer
 from tercel.chat.template import encode, render_text, rendering
-from tercel.deploy.findings import Finding
+from tercel.doctor.findings import Finding
 from tercel.errors import TercelError
 from tercel.target_model.sources import load_tokenizer
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tercel.chat import TokenizedChat
-from tercel.deploy.chains import greedy_chains
-from tercel.deploy.counters import Counts, Draft
-from tercel.deploy.variants import AS_READ, faults
 from tercel.draft import DraftModel
+from tercel.measure.chains import greedy_chains
+from tercel.measure.counters import Counts, Draft
+from tercel.measure.variants import AS_READ, faults
 from tercel.target_model.model import Target
 
 NEAR = 0.1  # a fault explains what was measured if its tokens a step are within this share of it

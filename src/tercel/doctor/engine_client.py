@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from tercel.deploy.counters import MAX_DEPTH, MAX_NODES, Counts, Draft, number, read_counters
-from tercel.deploy.http import Http, HttpStatusError
+from tercel.doctor.http import Http, HttpStatusError
 from tercel.errors import TercelError
+from tercel.measure.counters import MAX_DEPTH, MAX_NODES, Counts, Draft, number, read_counters
 
 EngineName = Literal["vllm", "sglang", "llamacpp"]
 _TOKEN_LENGTH = 1024  # characters: longer ones are in no vocabulary

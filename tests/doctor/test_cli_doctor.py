@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tercel.deploy.chains import read_as
+from tercel.measure.chains import read_as
 from tests.cli.running import everything, refused, run
-from tests.deploy.servers_for_tests import FakeSglang, FakeVllm, running
-from tests.deploy.worlds import ANSWER, STEPS, TEXTS, World, edit_json
+from tests.doctor.servers_for_tests import FakeSglang, FakeVllm, running
+from tests.overfit import ANSWER, STEPS, TEXTS, World, edit_json
 from tests.tiny import save_tiny
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deploy.worlds import World, make_world
+from tests.overfit import World, make_world
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_world(tmp_path_factory.mktemp("deploy"))
+    return make_world(tmp_path_factory.mktemp("overfit"))

@@ -13,11 +13,9 @@ from tercel.decode.engine import Engine
 from tercel.decode.proposer import Proposer
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.vanilla import Vanilla
-from tercel.deploy.causes import Cause, rank_causes
-from tercel.deploy.counters import Draft
-from tercel.deploy.findings import Finding
-from tercel.deploy.probe import SLOTS, answer_all, answered
-from tercel.deploy.served_checks import (
+from tercel.doctor.engine_client import SeenPrompt, Served, Server
+from tercel.doctor.findings import Finding
+from tercel.doctor.served_checks import (
     Acceptance,
     Pair,
     acceptance_finding,
@@ -27,11 +25,13 @@ from tercel.deploy.served_checks import (
     text_finding,
     traffic_finding,
 )
-from tercel.deploy.server import SeenPrompt, Served, Server
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
+from tercel.measure.causes import Cause, rank_causes
+from tercel.measure.counters import Draft
 from tercel.measure.divergence import Progress
 from tercel.measure.intervals import Interval, proportion, ratio_of_totals, speedup
+from tercel.measure.probe import SLOTS, answer_all, answered
 from tercel.measure.tasks import Prompt, Question, prompt_ids, question_messages
 from tercel.target_model.model import Target
 

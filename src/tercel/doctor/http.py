@@ -10,7 +10,7 @@ import anyio
 import httpx2
 from anyio.from_thread import start_blocking_portal
 
-from tercel.deploy.address import is_local, is_same_server, parse_address
+from tercel.doctor.address import is_local, is_same_server, parse_address
 from tercel.errors import TercelError
 
 TIMEOUT = 120.0  # seconds for one answer to its last byte; the look-up of a name has the system's own limit

@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 
 from tercel.decode.types import GenerationResult
-from tercel.deploy.causes import Cause
-from tercel.deploy.chains import read_as, without_map
-from tercel.deploy.findings import Finding, Level
-from tercel.deploy.http import Http
-from tercel.deploy.served_checks import Acceptance, acceptance_finding
-from tercel.deploy.server import connect
-from tercel.deploy.serving import ServingReport, compare_with_server
+from tercel.doctor.compare import ServingReport, compare_with_server
+from tercel.doctor.engine_client import connect
+from tercel.doctor.findings import Finding, Level
+from tercel.doctor.http import Http
+from tercel.doctor.served_checks import Acceptance, acceptance_finding
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
+from tercel.measure.causes import Cause
+from tercel.measure.chains import read_as, without_map
 from tercel.measure.intervals import Interval
-from tests.deploy.servers_for_tests import Fake, FakeLlama, FakeSglang, FakeVllm, running
-from tests.deploy.worlds import ANSWER, QUESTIONS, STEPS, World
+from tests.doctor.servers_for_tests import Fake, FakeLlama, FakeSglang, FakeVllm, running
 from tests.draft.heads_for_tests import tiny_head
+from tests.overfit import ANSWER, QUESTIONS, STEPS, World
 
 
 def compared(world: World, kind: type[Fake], loaded: DraftModel, **more: Any) -> ServingReport:
