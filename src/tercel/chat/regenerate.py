@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from tercel.chat.conversation import Conversation, Message
+from tercel.chat.answering import Answering
+from tercel.chat.conversation import Conversation
 from tercel.chat.part_file import append_line, appending, claim, drop_if_empty, finish, finished_ids
 from tercel.chat.render import answer_text
 from tercel.chat.template import require_template, serving_prompt
@@ -88,16 +89,6 @@ class RegenerateReport:
     tokens: int
     cut: int
     reasons: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass
-class _Running:
-    """A conversation being answered: `left` are source messages not yet taken over, `done` is the context."""
-
-    source: Conversation
-    left: list[Message]
-    done: list[Message] = field(default_factory=list)
-    finish: list[str] = field(default_factory=list)
 
 
 def regenerate(
@@ -180,7 +171,7 @@ class _Job:
     ):
         self.respond, self.tokenizer, self.settings = respond, tokenizer, settings
         self.in_flight, self.on_progress, self.write = in_flight, on_progress, write
-        self.running: dict[str, _Running] = {}
+        self.running: dict[str, Answering] = {}
         self.read = self.answered = self.failed = self.skipped = self.done_before = 0
         self.turns = self.tokens = self.cut = 0
         self.reasons: Counter[str] = Counter()
@@ -208,21 +199,18 @@ class _Job:
                 self.on_progress(self.report())
 
     def _begin(self, conversation: Conversation) -> None:
-        left = [m for m in conversation.messages if m.role not in ("assistant", "tool")]
-        while left and left[-1].role != "user":
-            left.pop()  # a system message that no question follows
-        if not left:
+        state = Answering.of(conversation)
+        if state is None:
             self._skip(NO_QUESTION)
             return
-        self.running[conversation.id] = _Running(conversation, left)
+        self.running[conversation.id] = state
         self._ask(conversation.id)
 
     def _ask(self, key: str) -> None:
         """Submit the next user turn of a conversation, or close it if there is none or it does not fit."""
         state = self.running[key]
-        upto = next((i + 1 for i, m in enumerate(state.left) if m.role == "user"), 0)
-        context = [*state.done, *state.left[:upto]]
-        if not upto:
+        context = state.asked()
+        if context is None:
             self._close(key)
             return
         try:
@@ -237,7 +225,7 @@ class _Job:
                 del self.running[key]
                 self._skip(TOO_LONG)
             return
-        state.done, state.left = context, state.left[upto:]
+        state.ask(context)
         self.respond.submit(key, prompt)
 
     def _take(self, answer: Answer) -> None:
@@ -252,18 +240,14 @@ class _Job:
         if not answer.token_ids:
             self._fail(answer.key, EMPTY)
             return
-        text = answer_text(self.tokenizer, answer.token_ids)
-        state.done.append(Message("assistant", text, token_ids=answer.token_ids))
-        state.finish.append(answer.finish)
+        state.take(answer_text(self.tokenizer, answer.token_ids), answer.token_ids, answer.finish)
         self.turns += 1
         self.tokens += len(answer.token_ids)
         self.cut += answer.finish == "length"
         self._ask(answer.key)
 
     def _close(self, key: str) -> None:
-        state = self.running.pop(key)
-        row = replace(state.source, messages=tuple(state.done)).to_json()
-        self.write({**row, "finish": state.finish})
+        self.write(self.running.pop(key).row())
         self.answered += 1
 
     def _fail(self, key: str, reason: str) -> None:
