@@ -290,9 +290,11 @@ def test_damaged_heads_are_written_again(tmp_path, whole, damage, name):
 def test_a_damaged_journal_is_no_fault_of_the_run(tmp_path, whole):
     run(tmp_path / "r", stop_after=3)
     with RunFolder(tmp_path / "r").metrics.open("ab") as stream:
-        stream.write(b'[1]\n{"no": "step"}\n\xff\xfe\n')
-    run(tmp_path / "r")
+        stream.write(b'[1]\n{"step": 1, "eval": 3}\n\xff\xfe\n' + b"[" * 10_000 + b"\n")
+    (note,) = run(tmp_path / "r").notes
+    assert "metrics.jsonl, line 5: [1] is not an object; it is left out; so are 3 lines after it" in note
     same(tmp_path / "r", whole)
+    assert run(tmp_path / "r").notes == ()
 
 
 def test_results_recorded_with_a_head_outlive_the_same_command_again(tmp_path, whole):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,22 @@ from typing import Any
 from tercel.chat import dates
 from tercel.errors import TercelError
 from tercel.files import sync, write_text
+from tercel.growing import json_lines
+from tercel.reading import short
+
+_MEASURED = ("loss", "accuracy", "lr", "grad_norm", "tokens", "seconds")
 
 
 class Journal:
-    """Rows are objects with a `step`; those of an evaluation have an `eval` as well. Where the chats' template writes
-    the date, step 0 has the moment that they were rendered for."""
+    """Rows are objects with a `step`, one for each; an evaluation's row has an `eval` as well. Where the chats'
+    template writes the date, step 0 has the moment that they were rendered for.
+
+    notes: what `cut` found damaged, in sentences.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.notes: tuple[str, ...] = ()
 
     def add(self, row: dict[str, Any]) -> None:
         """Append a row. Raises `TercelError` if it cannot be written."""
@@ -30,18 +39,27 @@ class Journal:
             raise TercelError(f"writing {self.path} failed: {reason}; free space, then resume") from error
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows but one that was cut off in the middle, or is damaged."""
-        if not self.path.is_file():
-            return []
-        rows = []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
+        """All rows but one that was cut off at the end, and those that no run wrote as they are."""
+        return self._read()[0]
+
+    def _read(self) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
+        """The rows, and what is wrong in which lines."""
+        rows: list[dict[str, Any]] = []
+        wrong: list[tuple[int, str]] = []
+        seen: set[tuple[int, bool]] = set()
+        for line in json_lines(self.path) if self.path.is_file() else ():
+            if line.problem and not line.ended:  # a kill came in the middle of it
                 continue
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
+            row = line.value
+            problem = line.problem or _problem(row)
+            if not problem and (key := (row["step"], "eval" in row)) in seen:
+                problem = f"{'an evaluation' if key[1] else 'a row'} of step {short(key[0])} again"
+            if problem:
+                wrong.append((line.number, problem))
+            else:
+                seen.add(key)
                 rows.append(row)
-        return rows
+        return rows, wrong
 
     def evaluations(self) -> list[dict[str, Any]]:
         return [row for row in self.rows() if "eval" in row]
@@ -56,6 +74,44 @@ class Journal:
             sync(self.path)
 
     def cut(self, step: int) -> None:
-        """Drop the rows after `step`: a resumed run makes them again."""
-        kept = [row for row in self.rows() if row["step"] <= step]
+        """Drop the rows after `step`, which a resumed run makes again, and what is damaged."""
+        rows, wrong = self._read()
+        kept = [row for row in rows if row["step"] <= step]
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept), held=True)
+        if wrong:
+            number, problem = wrong[0]
+            others = f"; so are {len(wrong) - 1} lines after it" if wrong[1:] else ""
+            self.notes = (f"{self.path}, line {number}: {problem}; it is left out{others}",)
+
+
+def _problem(row: Any) -> str:
+    """Why a value is no row that a run writes, as a clause; "" if it is one."""
+    if not isinstance(row, dict):
+        return f"{short(row)} is not an object"
+    if type(row.get("step")) is not int or row["step"] < 0:
+        return f"its step is {short(row.get('step'))}, not a whole number from 0"
+    for name in _MEASURED:
+        if name in row and not _is_finite(row[name]):
+            return f"its {name} is {short(row[name])}, not a number"
+    if "eval" in row:
+        return _eval_problem(row["eval"])
+    if "loss" in row:
+        return "" if "accuracy" in row else "it has a loss without an accuracy"
+    return "" if dates.parse_moment(row) is not None else "it has neither a loss nor an evaluation"
+
+
+def _eval_problem(values: Any) -> str:
+    if not isinstance(values, dict):
+        return f"its evaluation is {short(values)}, not an object"
+    alpha, tau, steps, loss = (values.get(name) for name in ("alpha", "tau", "steps", "loss"))
+    if not isinstance(alpha, list) or not all(map(_is_finite, alpha)):
+        return f"its alpha is {short(alpha)}, not a list of numbers"
+    if not _is_finite(tau):
+        return f"its tau is {short(tau)}, not a number"
+    if not (isinstance(loss, float) or _is_finite(loss)):  # it may have been too large for the dtype
+        return f"the loss of its evaluation is {short(loss)}, not a number"
+    return "" if steps is None or type(steps) is int else f"its steps are {short(steps)}, not a whole number"
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)

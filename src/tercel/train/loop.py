@@ -340,5 +340,5 @@ class _Run:
             supervised_tokens=self.supervised_tokens,
             best=Acceptance.from_json(best) if best else self._measure(),
             history=history,
-            notes=(*self.heads.notes, *(cache if again else ())),
+            notes=(*self.heads.notes, *self.journal.notes, *(cache if again else ())),
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tercel.errors import TercelError
 from tercel.files import atomic_file
+from tercel.train.journal import Journal
 
 SMOOTHING = 0.98  # of the exponential mean drawn over the noisy per-step values
 
@@ -21,7 +21,7 @@ def plot_curves(metrics: Path, out: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise TercelError("curves are drawn with matplotlib: pip install 'tercel[report]'") from error
-    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    rows = Journal(metrics).rows()
     steps = [row for row in rows if "loss" in row]
     if not steps:
         raise TercelError(f"{metrics} holds no step yet; there is nothing to draw")
