@@ -259,16 +259,6 @@ def test_names_that_are_too_long(tmp_path: Path, length: int) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_part_file(tmp_path: Path) -> None:
-    out, prompts = tmp_path / "out.jsonl", [asks("a", "x"), asks("b", "y")]
-    with pytest.raises(Killed):
-        run(prompts, Echo(die_after=1), out)
-    part = tmp_path / "out.jsonl.part"
-    part.write_text('{"id": "a"}\nrubbish\n', encoding="utf-8")
-    with pytest.raises(TercelError, match=r"out\.jsonl\.part, line 2"):
-        run(prompts, Echo(), out)
-
-
 def test_cut_answers_go_on(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     report = run([asks("a", "x", "y")], Echo(finish="length"), out)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tercel.chat.conversation import Conversation, Message
+
+ENDS = ("stop", "length")
 
 
 @dataclass
@@ -42,3 +46,36 @@ class Answering:
     def row(self) -> dict[str, Any]:
         """A line of a `messages` JSONL file, with the `finish` of every answer."""
         return {**replace(self.source, messages=tuple(self.done)).to_json(), "finish": self.finish}
+
+
+def row_problem(row: dict[str, Any], source: Conversation, text_of: Callable[[Sequence[int]], str]) -> str:
+    """Why `row` is not what becomes of `source`, as a clause; "" if it is.
+
+    All but the generated ids, and how answers ended, follows from the source; a context that was full may have left
+    the last questions unanswered.
+    """
+    answers: Any = row.get("answer_ids")
+    finish = row.get("finish")
+    if not _are_ids(answers):
+        return "its answer_ids are not the token ids of its answers"
+    if not isinstance(finish, list) or len(finish) != len(answers) or not all(end in ENDS for end in finish):
+        return 'its finish does not say "stop" or "length" of each answer'
+    state = Answering.of(source)
+    if state is None:
+        return "its prompt asks nothing"
+    for ids, end in zip(answers, finish, strict=True):
+        context = state.asked()
+        if context is None:
+            return "it has more answers than questions"
+        state.ask(context)
+        state.take(text_of(ids), tuple(ids), end)
+    if json.dumps(state.row(), sort_keys=True) != json.dumps(row, sort_keys=True):
+        return "it is not its prompt with the text of its answer_ids"
+    return ""
+
+
+def _are_ids(answers: Any) -> bool:
+    """Whether this is a list, not empty, of such lists of token ids."""
+    if not isinstance(answers, list) or not answers:
+        return False
+    return all(isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < 2**31 for i in ids) for ids in answers)

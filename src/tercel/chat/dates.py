@@ -30,6 +30,11 @@ def writes_date(tokenizer: PreTrainedTokenizerBase) -> bool:
     return any(CLOCK in source for source in templates_of(tokenizer).values())
 
 
+def this_moment() -> datetime:
+    """Now, as exactly as records keep it."""
+    return datetime.now().replace(microsecond=0)
+
+
 def as_of(tokenizer: PreTrainedTokenizerBase, moment: datetime) -> PreTrainedTokenizerBase:
     """The tokenizer, whose template takes `moment` for now; itself if the template writes no date."""
     if not writes_date(tokenizer):

@@ -5,14 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
+from tercel.chat import dates
+from tercel.chat.answering import row_problem
 from tercel.chat.conversation import Conversation
 from tercel.errors import TercelError
 from tercel.files import require_free, sync, write_json
+from tercel.growing import json_lines
+from tercel.reading import read_json, short
 
 
 def settings_file(out: Path) -> Path:
@@ -20,39 +25,47 @@ def settings_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.settings.json")
 
 
-def claim(part: Path, out: Path, conversations: list[Conversation], settings: dict[str, Any]) -> None:
+def claim(
+    part: Path, out: Path, conversations: list[Conversation], settings: dict[str, Any], moment: datetime | None
+) -> datetime | None:
     """Write the settings file, or check that the one beside a part file with answers says the same.
 
-    Raises `TercelError` if it says otherwise, or is a file of somebody else.
+    moment: what a template that writes the date takes for now, if the answers begin with this run; None for others.
+    Returns the moment that they began with.
+    Raises `TercelError` if the file says otherwise, or either of the two is somebody else's.
     """
     sidecar = settings_file(out)
     digest = hashlib.sha256()
     for conversation in conversations:
         digest.update(json.dumps(conversation.to_json(), sort_keys=True).encode())
     mine = {**settings, "prompts": len(conversations), "prompts_sha256": digest.hexdigest()}
+    mine[dates.RECORD] = moment and moment.isoformat(timespec="seconds")
+    if os.path.lexists(part) and not part.is_file():
+        raise TercelError(f"{part} is no file; move it away, or choose another output")
     theirs = _read_settings(sidecar)
-    if theirs is None and os.path.lexists(part) and part.stat().st_size:
+    if theirs is None and part.exists() and part.stat().st_size:
         raise TercelError(f"{part} has no {sidecar.name} beside it; remove it to start anew")
     if theirs is None or not _has_a_line(part):  # settings of a run without an answer bind nobody
         write_json(sidecar, mine)
-        return
+        return moment
+    began = dates.parse_moment(theirs)
+    if moment and began:
+        mine[dates.RECORD] = theirs[dates.RECORD]
     for name, value in mine.items():
         if theirs.get(name) != value:
             raise TercelError(
-                f"{part} was begun with {name} {theirs.get(name)!r}, not {value!r}; go on with those "
+                f"{part} was begun with {name} {short(theirs.get(name))}, not {short(value)}; go on with those "
                 "settings, remove it, or choose another output"
             )
+    return began
 
 
 def _read_settings(sidecar: Path) -> dict[str, Any] | None:
     """What an earlier run wrote; None if there is no file. Raises `TercelError` if it is somebody else's."""
     if not os.path.lexists(sidecar):
         return None
-    try:
-        settings = json.loads(sidecar.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise TercelError(f"{sidecar} cannot be read ({error}); move it away to start anew") from error
-    if not isinstance(settings, dict) or "prompts_sha256" not in settings:
+    settings = read_json(sidecar, "move it away to start anew")
+    if "prompts_sha256" not in settings:
         raise TercelError(f"{sidecar} does not hold the settings of an earlier run; move it away")
     return settings
 
@@ -83,23 +96,41 @@ def finish(part: Path, out: Path) -> None:
         raise TercelError(f"{part} is finished but could not be renamed to {out.name}: {error.strerror}") from error
 
 
-def finished_ids(part: Path) -> set[str]:
-    """Ids in the part file; a last line without its line end was being written when the run died: it is cut
-    off."""
-    if not os.path.lexists(part):
+def finished_ids(part: Path, conversations: list[Conversation], text_of: Callable[[Sequence[int]], str]) -> set[str]:
+    """Ids in the part file; a last line without its line end was being written when the run died: it is cut off.
+
+    text_of: the text of generated ids. Raises `TercelError` for a line that no run with these prompts wrote, and for a
+    conversation that is there twice.
+    """
+    if not part.exists():
         return set()
-    whole, ids = 0, set()
-    with part.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                ids.add(json.loads(line)["id"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise TercelError(f"{part}, line {number}: not a finished conversation; remove the line") from error
-            whole += len(line)
+    sources = {conversation.id: conversation for conversation in conversations}
+    places: dict[str, int] = {}  # the line of each
+    whole = 0
+    for line in json_lines(part):
+        if not line.ended:
+            break
+        if problem := line.problem or _line_problem(line.value, sources, places, text_of):
+            raise TercelError(
+                f"{part}, line {line.number}: {problem}; no run left the line like that, so remove it, and what is "
+                "missing then is answered"
+            )
+        places[line.value["id"]] = line.number
+        whole += line.size
     os.truncate(part, whole)
-    return ids
+    return set(places)
+
+
+def _line_problem(
+    row: Any, sources: dict[str, Conversation], places: dict[str, int], text_of: Callable[[Sequence[int]], str]
+) -> str:
+    if not isinstance(row, dict) or not isinstance(row.get("id"), str):
+        return f"{short(row)} is no conversation with an id"
+    if row["id"] in places:
+        return f"{short(row['id'])} is in line {places[row['id']]} already"
+    if row["id"] not in sources:
+        return f"{short(row['id'])} is none of the prompts"
+    return row_problem(row, sources[row["id"]], text_of)
 
 
 @contextmanager

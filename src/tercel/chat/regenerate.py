@@ -10,12 +10,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from tercel.chat.answering import Answering
+from tercel.chat import dates
+from tercel.chat.answering import ENDS, Answering
 from tercel.chat.conversation import Conversation
 from tercel.chat.part_file import append_line, appending, claim, drop_if_empty, finish, finished_ids
 from tercel.chat.render import answer_text
@@ -78,6 +81,7 @@ class RegenerateReport:
 
     `done_before` of the skipped were in the file already; `reasons` counts the other skipped and the failed
     ones. `turns` and `tokens` are what this run generated; `cut` turns of them reached the token limit.
+    rendered_at: what the template took for now in all answers of the file, if it writes the date.
     """
 
     read: int
@@ -89,6 +93,7 @@ class RegenerateReport:
     tokens: int
     cut: int
     reasons: dict[str, int] = field(default_factory=dict)
+    rendered_at: datetime | None = None
 
 
 def regenerate(
@@ -105,12 +110,14 @@ def regenerate(
 
     Assistant and tool turns of the source are discarded; user turns in a row are answered each in turn. Lines
     go to `out_path` + ".part" as conversations finish, and that file is renamed at the end; beside it,
-    `.settings.json` keeps the settings and the hash of the prompts. Conversations already in the part file
-    are skipped, failed ones are not written (a resumed run tries them again). Each line has `finish` ("stop"
-    or "length") and `answer_ids` (the generated ids) per answer.
+    `.settings.json` keeps the settings, the hash of the prompts and, where the template writes the date, the
+    moment that all prompts are rendered for. Conversations already in the part file are skipped, failed ones are
+    not written (a resumed run tries them again). Each line has `finish` ("stop" or "length") and `answer_ids`
+    (the generated ids) per answer.
 
     Raises `TercelError` if `out_path` exists or another process writes it, if the part file was begun with other
-    prompts or settings, if a line of it is damaged (other than a torn last one), and if nothing at all was answered.
+    prompts or settings, if a line of it is none that such a run wrote (other than a torn last one), and if nothing at
+    all was answered.
     """
     require_template(tokenizer)
     if in_flight < 1:
@@ -124,14 +131,16 @@ def regenerate(
     part = out.with_name(out.name + ".part")
     with one_at_a_time(beside(out, "lock"), out_path):
         require_free(out)
-        claim(part, out, conversations, asdict(settings))
+        began = dates.this_moment() if dates.writes_date(tokenizer) else None
+        began = claim(part, out, conversations, asdict(settings), began)
+        dated = tokenizer if began is None else dates.as_of(tokenizer, began)
         try:
-            report = _answer(conversations, respond, part, tokenizer, settings, in_flight, on_progress)
+            report = _answer(conversations, respond, part, dated, settings, in_flight, on_progress)
         except TercelError:
             drop_if_empty(part, out)
             raise
         finish(part, out)
-    return report
+    return replace(report, rendered_at=began)
 
 
 def _answer(
@@ -144,7 +153,7 @@ def _answer(
     on_progress: Callable[[RegenerateReport], None] | None,
 ) -> RegenerateReport:
     """Answer what the part file lacks. Raises `TercelError` if nothing at all was answered."""
-    finished = finished_ids(part)
+    finished = finished_ids(part, conversations, partial(answer_text, tokenizer))
     left = [conversation for conversation in conversations if conversation.id not in finished]
     with appending(part) as out:
         job = _Job(respond, tokenizer, settings, in_flight, on_progress, lambda row: append_line(out, row))
@@ -235,7 +244,7 @@ class _Job:
         if answer.finish.startswith("error:"):
             self._fail(answer.key, answer.finish.removeprefix("error:").strip())
             return
-        if answer.finish not in ("stop", "length"):
+        if answer.finish not in ENDS:
             raise TercelError(f'unknown finish {answer.finish!r}; a responder says "stop", "length" or "error:…"')
         if not answer.token_ids:
             self._fail(answer.key, EMPTY)

@@ -130,5 +130,7 @@ def report_lines(report: RegenerateReport, out: Path) -> list[str]:
         lines.append(f"{report.done_before} of the skipped were answered by an earlier run")
     lines += [f"{count} × {reason}" for reason, count in report.reasons.items()]
     cut = f", {report.cut} of them cut at the token limit" if report.cut else ""
+    if report.rendered_at is not None:
+        lines.append(f"the chat template writes the date, and {report.rendered_at:%Y-%m-%d} is it for all of them")
     lines.append(f"{report.turns:,} answers of {report.tokens:,} tokens{cut}, in {out}")
     return lines

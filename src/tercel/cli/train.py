@@ -167,14 +167,14 @@ def command(
 def rendering_moment(tokenizer: PreTrainedTokenizerBase, out: Path, overwrite: bool) -> datetime | None:
     """What the chat template takes for now: the moment of the run in `out` if there is one, else this one. None for a
     template that writes no date."""
-    from tercel.chat.dates import writes_date
+    from tercel.chat.dates import this_moment, writes_date
     from tercel.train.config import RunFolder
     from tercel.train.journal import Journal
 
     if not writes_date(tokenizer):
         return None
     recorded = None if overwrite else Journal(RunFolder(out).metrics).rendered_at()
-    return recorded or datetime.now().replace(microsecond=0)
+    return recorded or this_moment()
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
