@@ -17,7 +17,7 @@ from typing import Any
 from attack.forks import Ended
 from attack.inputs import Command, Kind, Must, Room, Trial
 from attack.kinds.common import read
-from attack.mutate import spoil_bytes, to_json
+from attack.mutate import change_json, spoil_bytes, to_json
 from attack.world import regenerating
 
 Change = Callable[[Path, Random], Any]
@@ -117,6 +117,24 @@ def _without(name: str) -> Change:
 def _spoil(name: str) -> Change:
     def change(folder: Path, chance: Random) -> None:
         (folder / name).write_bytes(spoil_bytes(chance, (folder / name).read_bytes())[1])
+
+    return change
+
+
+def _odd_row(name: str) -> Change:
+    """Something odd in a row of a JSONL file, or such a row beside the sound one, or rows out of order."""
+
+    def change(folder: Path, chance: Random) -> None:
+        lines = (folder / name).read_bytes().splitlines(keepends=True)
+        ended = [number for number, line in enumerate(lines) if line.endswith(b"\n")]
+        at = chance.choice(ended)
+        odd = change_json(chance, json.loads(lines[at]))[1].replace(b"\n", b" ") + b"\n"
+        way = chance.choice(("instead", "instead", "instead", "beside", "order"))
+        if way == "order":
+            lines[: len(ended)] = chance.sample(lines[: len(ended)], len(ended))
+        else:
+            lines[at : at + (way == "instead")] = [odd]
+        (folder / name).write_bytes(b"".join(lines))
 
     return change
 
@@ -313,15 +331,22 @@ def _listed() -> list[Trial]:
             "a BOM",
             lambda f, c: (f / "out.jsonl.part").write_bytes(b"\xef\xbb\xbf" + (f / "out.jsonl.part").read_bytes()),
         ),
+        answered("a folder for answers", _folder("out.jsonl.part"), "refuse"),
+        *(answered("an odd row", _odd_row("out.jsonl.part")) for _ in range(6)),
+        *(resumed("an odd row in its journal", _odd_row("training/metrics.jsonl"), "run") for _ in range(6)),
     ]
     return trials
 
 
 def further(chance: Random) -> Trial:
-    if chance.random() < 0.7:
+    which = chance.random()
+    if which < 0.5:
         name = chance.choice((*FILES, "training/state.pt", "training/metrics.jsonl", "model.safetensors"))
         return resumed(f"bytes of {name} changed", chance.choice((_spoil, _flip))(name))
-    return answered("bytes changed", _spoil("out.jsonl.part"))
+    if which < 0.7:
+        return resumed("an odd row in its journal", _odd_row("training/metrics.jsonl"), "run")
+    change = chance.choice((_spoil, _odd_row))
+    return answered("bytes changed" if change is _spoil else "an odd row", change("out.jsonl.part"))
 
 
-KIND = Kind("runs", "stopped runs and answers, resumed", tuple(_listed()), further, count=150, quick=(6, 0))
+KIND = Kind("runs", "stopped runs and answers, resumed", tuple(_listed()), further, count=170, quick=(6, 0))
