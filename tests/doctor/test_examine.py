@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from tercel.chat import dates
 from tercel.chat.arguments import with_arguments
-from tercel.chat.identity import RECORD, TemplateIdentity
+from tercel.chat.identity import TemplateIdentity
 from tercel.doctor.examine import examine, fits
 from tercel.doctor.findings import CheckUp, Finding
 from tercel.doctor.template_check import template_findings
-from tercel.draft import DraftModel, DraftVocabulary, save_head
+from tercel.draft import DraftModel, DraftVocabulary, TrainingRecord, save_head
+from tercel.draft.history import TemplateRecord
 from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
@@ -154,8 +154,13 @@ def test_the_tokenizer_of_another_target(world: World, folder: Path) -> None:
 
 
 def templates(now: str, trained: str | None = None) -> dict[str, Finding]:
-    training = {} if trained is None else {RECORD: TemplateIdentity.of(tiny_tokenizer(trained)).to_json()}
-    return {finding.check: finding for finding in template_findings(tiny_tokenizer(now), training, None)}
+    record = None if trained is None else recorded(tiny_tokenizer(trained))
+    findings = template_findings(tiny_tokenizer(now), TrainingRecord(chat_template=record), None)
+    return {finding.check: finding for finding in findings}
+
+
+def recorded(tokenizer, arguments: dict[str, Any] | None = None) -> TemplateRecord:
+    return TemplateRecord(**vars(TemplateIdentity.of(tokenizer)), arguments=arguments)
 
 
 PROMPT = "{{ '<|im_start|>assistant\n' }}"
@@ -178,20 +183,19 @@ def test_the_template_of_training() -> None:
 
 def test_the_template_arguments_of_training() -> None:
     told, plain = with_arguments(tiny_tokenizer(THINKING), {"enable_thinking": False}), tiny_tokenizer(THINKING)
-    quiet = {**TemplateIdentity.of(told).to_json(), "arguments": {"enable_thinking": False}}
+    quiet = recorded(told, {"enable_thinking": False})
 
-    def found(tokenizer, record: dict[str, Any]) -> Finding:
-        findings = template_findings(tokenizer, {RECORD: record}, None)
+    def found(tokenizer, record: TemplateRecord) -> Finding:
+        findings = template_findings(tokenizer, TrainingRecord(chat_template=record), None)
         return next(finding for finding in findings if finding.check == "training template")
 
     assert found(told, quiet).level == "ok"
     assert found(plain, quiet).level == "problem"
     assert 'chat_template_kwargs {"enable_thinking": false}' in found(plain, quiet).advice
-    thinking = TemplateIdentity.of(plain).to_json()
+    thinking = recorded(plain)
     assert found(plain, thinking).level == "ok"
     assert "without the template arguments that are given now" in found(told, thinking).found
-    for record in ({**thinking, "arguments": 3}, {**thinking, "arguments": {"eos_token": "x"}}):
-        assert found(plain, record).level == "ok"
+    assert found(plain, recorded(plain, {"eos_token": "x"})).level == "ok"
 
 
 def test_a_template_that_writes_empty_thoughts_is_no_problem() -> None:
@@ -201,7 +205,7 @@ def test_a_template_that_writes_empty_thoughts_is_no_problem() -> None:
         "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    assert next(f for f in template_findings(tokenizer, {}, None) if f.check == "template").level == "ok"
+    assert next(f for f in template_findings(tokenizer, TrainingRecord(), None) if f.check == "template").level == "ok"
 
 
 def test_what_a_template_adds_by_itself() -> None:
@@ -218,7 +222,7 @@ def test_the_date_that_training_saw() -> None:
     tokenizer = tiny_tokenizer("{{ strftime_now('%Y') }}" + CHATML)
     cases = {"2001-02-03T04:05:06": "note", datetime.now().isoformat(): "ok", "once": "note", None: "note"}
     for moment, level in cases.items():
-        training = {} if moment is None else {dates.RECORD: moment}
+        training = TrainingRecord(rendered_at=moment)
         found = next(f for f in template_findings(tokenizer, training, None) if f.check == "date")
         assert found.level == level, found
         assert ("training saw 2001-02-03, serving shows today's" in found.found) is (moment == "2001-02-03T04:05:06")
@@ -239,7 +243,7 @@ def test_a_template_whose_training_text_is_unlike_serving() -> None:
 
 
 def test_a_target_without_a_template() -> None:
-    (found,) = template_findings(tiny_tokenizer(None), {}, None)
+    (found,) = template_findings(tiny_tokenizer(None), TrainingRecord(), None)
     assert found.level == "note"
 
 
@@ -259,7 +263,7 @@ def test_a_lost_map_and_low_coverage(world: World) -> None:
     model = replace(with_settings(world.head, draft_vocab_size=40), path=None)
     lost = replace(model, vocabulary=DraftVocabulary(torch.arange(40), VOCAB))
     assert "lost d2t" in worst(examine(lost, world.target), "draft vocabulary").found
-    info = replace(model.info, training={"draft_vocabulary_coverage": 0.7})
+    info = replace(model.info, training=TrainingRecord(draft_vocabulary_coverage=0.7))
     few = replace(model, vocabulary=DraftVocabulary(torch.arange(1, 41), VOCAB), info=info)
     assert "70.0%" in worst(examine(few, world.target), "draft vocabulary").found
 

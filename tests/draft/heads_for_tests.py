@@ -6,7 +6,16 @@ from typing import Any
 
 import torch
 
-from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head, HeadConfig, HeadInfo, TargetIdentity
+from tercel.draft import (
+    DraftModel,
+    DraftVocabulary,
+    Eagle3Head,
+    HeadConfig,
+    HeadInfo,
+    MeasuredRecord,
+    TargetIdentity,
+    TrainingRecord,
+)
 from tests.tiny import VOCAB
 
 
@@ -47,5 +56,6 @@ def some_vocabulary(size: int, seed: int = 0, target_size: int = VOCAB) -> Draft
 
 def tiny_draft(**overrides: Any) -> DraftModel:
     config = tiny_head_config(**overrides)
-    info = HeadInfo(TargetIdentity("tiny", "w", "t"), {"steps": 3, "data": ["a"]}, {"tau": 2.5})
+    training, measured = TrainingRecord(data=("a",), steps=3), MeasuredRecord.of({"tau": 2.5})
+    info = HeadInfo(TargetIdentity("tiny", "w", "t"), training, measured)
     return DraftModel(tiny_head(config), some_vocabulary(config.draft_vocab_size), info)

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tercel.draft import DraftModel, DraftVocabulary, HeadInfo, TargetIdentity
+from tercel.draft import DraftModel, DraftVocabulary, HeadInfo, MeasuredRecord, TargetIdentity, TrainingRecord
+from tercel.draft.history import HeldOut
 from tercel.interop.export import ExportReport, export_head
 from tests.draft.heads_for_tests import some_vocabulary, tiny_head, tiny_head_config
 from tests.tiny import VOCAB
@@ -44,8 +45,8 @@ def draft(**overrides: Any) -> DraftModel:
     config = tiny_head_config(**values)
     pruned = config.draft_vocab_size < VOCAB
     vocabulary = some_vocabulary(config.draft_vocab_size) if pruned else DraftVocabulary.full(VOCAB)
-    held_out = {"tau": 1.7, "steps": 9, "alpha": [0.5, 0.4]}
-    info = HeadInfo(TargetIdentity("tiny", "w", "t"), {"steps": 3}, {"held_out": held_out})
+    measured = MeasuredRecord(held_out=HeldOut(tau=1.7, steps=9, alpha=(0.5, 0.4)))
+    info = HeadInfo(TargetIdentity("tiny", "w", "t"), TrainingRecord(steps=3), measured)
     return DraftModel(tiny_head(config), vocabulary, info)
 
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from tercel.cli.export import command
-from tercel.draft import DraftVocabulary, save_head
+from tercel.draft import DraftVocabulary, TrainingRecord, save_head
 from tercel.errors import TercelError
 from tercel.interop import export as export_module
 from tercel.interop.engines.limits import check_expressible, engine_ids
@@ -202,10 +202,11 @@ def test_no_embeddings_but_the_heads_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("learned", [True, False])
 def test_speculators_is_told_whether_embeddings_learn(learned: bool, tmp_path: Path) -> None:
     model = draft(own_embeddings=True)
-    model.info.training["embeddings"] = "trained" if learned else "frozen"
+    training = TrainingRecord(embeddings="trained" if learned else "frozen")
+    model = replace(model, info=replace(model.info, training=training))
     export(model, "speculators", tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["embed_requires_grad"] is learned
-    assert read_head(tmp_path / "out").info.training["embeddings"] == model.info.training["embeddings"]
+    assert read_head(tmp_path / "out").info.training.embeddings == training.embeddings
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "openvino"])

@@ -59,7 +59,7 @@ def test_a_published_head_comes_back_as_it_was(hub: Hub) -> None:
     back = from_pretrained("me/head")
     assert back.head.config == model.head.config
     assert back.info.target == model.info.target
-    assert back.info.training["data_licence"] == "CC0"
+    assert back.info.training.data_licence == "CC0"
     for name, weight in model.head.state_dict().items():
         assert torch.equal(weight, back.head.state_dict()[name])
     assert ("create", "me/head", True, True) in hub.calls

@@ -81,7 +81,7 @@ def test_every_style_comes_back(tmp_path, style, flags):
     assert back.path == folder
     assert_same(back, model, torch.bfloat16 if style == "specforge" else torch.float32)
     assert back.info.target is None
-    assert back.info.training["made_by"] == style
+    assert back.info.training.made_by == style
     assert valued(back, "format") == style
     assert all(c.name and c.value and c.source for c in back.conventions)
 
@@ -136,14 +136,14 @@ def test_tensors_that_nothing_needs_are_left_out_and_named(tmp_path):
 def test_the_verifier_is_kept_by_name(tmp_path):
     folder = write_speculators(tiny_draft(own_embeddings=True), tmp_path / "head")
     training = read_head(folder).info.training
-    assert (training["made_by"], training["target_name"]) == ("speculators", "someone/target")
+    assert (training.made_by, training.target_name) == ("speculators", "someone/target")
 
 
 @pytest.mark.parametrize(("learns", "found"), [(True, "trained"), (False, "frozen"), (None, None)])
 def test_whether_embeddings_learned_with_the_head(tmp_path, learns, found):
     # embed_requires_grad of speculators' Eagle3SpeculatorConfig; other makers do not say it
     folder = write_speculators(tiny_draft(own_embeddings=True), tmp_path / "head", embed_requires_grad=learns)
-    assert read_head(folder).info.training.get("embeddings") == found
+    assert read_head(folder).info.training.embeddings == found
 
 
 def test_without_the_targets_depth_the_default_layers_stay_open(tmp_path):

@@ -202,6 +202,14 @@ WRONG_HISTORIES = [
     ("measured", {"held_out": {"tau": "2", "rows": 1, "alpha": []}}, "measured.held_out.tau in .* must be a number"),
     ("measured", {"held_out": {"tau": 1, "alpha": [1, True]}}, "an entry of measured.held_out.alpha in .* must be"),
     ("measured", {"decoding": [{**RUN, "tasks": {"a": 3}}]}, "tasks.a in .* must be an object"),
+    ("training", {"chat_template": {"source": "s"}}, "training.chat_template in .* has no rendered"),
+    (
+        "training",
+        {"chat_template": {"source": "s", "rendered": "r", "arguments": 3}},
+        "training.chat_template.arguments in .* must be an object, not '3'",
+    ),
+    ("training", {"embeddings": None}, "training.embeddings in .* must be text, not 'None'"),
+    ("measured", {"held_out": {"tau": 1, "alpha": []}}, "measured.held_out in .* has no steps"),
     ("target", {"name": 1, "weights": "w", "tokenizer": "t"}, "must tell the target by three texts"),
     ("target", ["name"], "is incomplete"),
 ]

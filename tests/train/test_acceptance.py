@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Request
 from tercel.draft import DraftModel, DraftVocabulary, HeadInfo
+from tercel.draft.history import HeldOut
 from tercel.interop.card import held_out_basis
 from tercel.measure.acceptance import count_alpha
-from tercel.train.acceptance import Acceptance, chains_of, simulate
+from tercel.train.acceptance import chains_of, simulate
 from tercel.train.batches import TokenizedChat
 from tercel.train.features import FeatureSupply
 from tercel.train.ttt import Objective, training_time_test
@@ -144,8 +146,9 @@ def test_nothing_to_measure_is_vanilla_decoding():
 
 def test_journals_and_heads_of_earlier_versions_are_read():
     row = {"alpha": [0.5, 0.25], "tau": 1.625, "rows": 800, "loss": 2.0}
-    assert Acceptance.from_json(row) == Acceptance((0.5, 0.25), 1.625, 0, 2.0)
-    assert held_out_basis(row) == "joint-prefix estimate over 800 rows, some percent above decoding"
-    now = Acceptance((0.5, 0.25), 1.6, 300, 2.0)
-    assert held_out_basis(asdict(now)) == "over the 300 steps that decoding makes on those answers"
-    assert Acceptance.from_json(json.loads(json.dumps(asdict(now)))) == now
+    then = HeldOut.from_json(row, "eval", Path("metrics.jsonl"))
+    assert then == HeldOut(alpha=(0.5, 0.25), tau=1.625, rows=800, loss=2.0)
+    assert held_out_basis(then) == "joint-prefix estimate over 800 rows, some percent above decoding"
+    now = HeldOut(alpha=(0.5, 0.25), tau=1.6, steps=300, loss=2.0)
+    assert held_out_basis(now) == "over the 300 steps that decoding makes on those answers"
+    assert HeldOut.from_json(json.loads(json.dumps(now.to_json())), "eval", Path("metrics.jsonl")) == now

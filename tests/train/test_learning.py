@@ -33,6 +33,6 @@ def test_training_raises_the_acceptance_on_held_out_answers(tmp_path):
     losses = [row["loss"] for row in summary.history if "loss" in row]
     assert sum(losses[-5:]) < sum(losses[:5])
     head = load_head(tmp_path / "r")
-    assert head.info.measured["held_out"]["tau"] == summary.best.tau
+    assert head.info.measured.held_out.tau == summary.best.tau
     assert head.info.target.weights == target.fingerprint
     assert f"τ = {summary.best.tau:.3f}" in (tmp_path / "r" / "README.md").read_text()

@@ -301,7 +301,7 @@ def test_results_recorded_with_a_head_outlive_the_same_command_again(tmp_path, w
     out = Path(shutil.copytree(whole, tmp_path / "r"))
     record(load_head(out), entry())
     assert run(out).notes == ()
-    assert load_head(out).info.measured["decoding"] == [entry()]
+    assert load_head(out).info.measured.decoding == (entry(),)
 
 
 def test_what_a_user_lays_beside_a_run_stays(tmp_path, whole):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tercel.draft import DraftModel, HeadInfo, load_head, save_head
+from tercel.draft import DraftModel, HeadInfo, TrainingRecord, load_head, save_head
 from tercel.train.batches import split
 from tercel.train.config import RunFolder, TrainConfig
 from tercel.train.loop import train
@@ -20,11 +20,12 @@ CHATS = [random_chat(12 + seed % 5, seed) for seed in range(14)]
 CONFIG = TrainConfig(epochs=1, batch_tokens=40, accumulate=2, lr=2e-3, ttt_steps=2, eval_share=0.2)
 
 
-def saved(folder: Path, record: dict[str, str] | None = None, **flags) -> DraftModel:
+def saved(folder: Path, embeddings: str | None = None, **flags) -> DraftModel:
     """A head with embeddings of its own, as another maker may leave one."""
     vocabulary = some_vocabulary(64)
     head = head_for(target_of("llama"), vocabulary, own_embeddings=True, **flags)
-    save_head(DraftModel(head, vocabulary, HeadInfo(None, record or {})), folder, dtype=torch.float32)
+    info = HeadInfo(None, TrainingRecord(embeddings=embeddings))
+    save_head(DraftModel(head, vocabulary, info), folder, dtype=torch.float32)
     return load_head(folder)
 
 
@@ -38,7 +39,7 @@ def run(start: Path, out: Path, stop_after: int | None = None) -> DraftModel:
 def test_they_go_on_learning(tmp_path, flags):
     start = saved(tmp_path / "start", **flags)
     after = run(tmp_path / "start", tmp_path / "whole")
-    assert after.info.training["embeddings"] == "trained"
+    assert after.info.training.embeddings == "trained"
     assert "Embeddings of its own (trained)" in (RunFolder(tmp_path / "whole").last / "README.md").read_text()
     seen = torch.tensor(np.concatenate([c.tokens for c in split(CHATS, CONFIG.eval_share).train])).long()
     # further than the file's rounding; the first and last token of a chat are never read
@@ -52,9 +53,9 @@ def test_they_go_on_learning(tmp_path, flags):
 
 
 def test_those_that_never_learned_stay_as_they_are(tmp_path):
-    start = saved(tmp_path / "start", {"embeddings": "frozen"})
+    start = saved(tmp_path / "start", "frozen")
     after = run(tmp_path / "start", tmp_path / "r")
-    assert after.info.training["embeddings"] == "frozen"
+    assert after.info.training.embeddings == "frozen"
     assert torch.equal(after.head.embed_tokens.weight, start.head.embed_tokens.weight.bfloat16().float())
     assert not torch.equal(after.head.fc.weight, start.head.fc.weight.bfloat16().float())
 
@@ -65,5 +66,5 @@ def test_those_that_repeat_the_targets_are_left_to_it(tmp_path):
         start.head.embed_tokens.weight.copy_(target.embed(torch.arange(target.vocab_size)))
     save_head(start, tmp_path / "start", dtype=torch.float32)
     after = run(tmp_path / "start", tmp_path / "r")
-    assert "embeddings" not in after.info.training
+    assert after.info.training.embeddings is None
     assert not after.head.config.own_embeddings

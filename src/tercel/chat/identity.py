@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 
 from transformers import PreTrainedTokenizerBase
@@ -13,9 +13,7 @@ from tercel.chat.conversation import Message
 from tercel.chat.dates import as_of
 from tercel.chat.template import render_text
 
-RECORD = "chat_template"  # key of a head's training record
 SOME_DAY = datetime(2001, 1, 1)  # so that what a template renders is the same on any
-ARGUMENTS = "arguments"  # there: what the template was given beside the messages, if anything
 QUESTION, ANSWER = Message("user", "What is 2 + 2?"), Message("assistant", "It is 4.")
 
 
@@ -31,9 +29,6 @@ class TemplateIdentity:
         """Raises `TemplateRefusalError` if the template refuses a question, its answer and another question."""
         rendered = render_text(as_of(tokenizer, SOME_DAY), [QUESTION, ANSWER, QUESTION], prompt=True)
         return cls(_digest(without_arguments(tokenizer.get_chat_template())), _digest(rendered))
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def _digest(text: str) -> str:

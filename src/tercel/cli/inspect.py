@@ -134,9 +134,9 @@ def facts(report: HeadReport) -> dict[str, str]:
 
     config, cost = report.config, report.cost
     coverage = "" if report.coverage is None else f", {report.coverage:.2%} of the text it learned from"
-    whose = report.training.get("target_name", "not recorded")
+    whose = report.training.target_name or "not recorded"
     target = report.target or {"name": whose, "weights": "-", "tokenizer": "-"}
-    held_out = report.measured.get("held_out")
+    held_out = report.measured.held_out
     training = report.training
     rows = {
         "target": f"{target['name']} (weights {target['weights']}, tokenizer {target['tokenizer']})",
@@ -152,18 +152,18 @@ def facts(report: HeadReport) -> dict[str, str]:
         "keys and values": f"{cost.kv_bytes:,} bytes a token, "
         f"{cost.kv_bytes * config.max_position_embeddings / 1e6:.1f} MB for all positions",
     }
-    if "data" in training:
-        rows["data"] = ", ".join(training["data"]) or "not recorded"
-    if {"conversations", "tokens", "supervised_tokens"} <= training.keys():
+    if training.data is not None:
+        rows["data"] = ", ".join(training.data) or "not recorded"
+    if training.conversations is not None:
         rows["learned from"] = (
-            f"{training['conversations']:,} rows, {training['tokens']:,} tokens, "
-            f"{training['supervised_tokens']:,} of them the assistant's"
+            f"{training.conversations:,} rows, {training.tokens:,} tokens, "
+            f"{training.supervised_tokens:,} of them the assistant's"
         )
-    if "recipe" in training:
-        rows["recipe"] = ", ".join(f"{k}={v}" for k, v in training["recipe"].items())
-    if held_out:
-        rows["held-out τ"] = f"{held_out['tau']:.3f} ({held_out_basis(held_out)})"
-        rows["n-α"] = " ".join(f"{value:.3f}" for value in held_out["alpha"])
+    if training.recipe is not None:
+        rows["recipe"] = ", ".join(f"{k}={v}" for k, v in training.recipe.to_json().items())
+    if held_out is not None:
+        rows["held-out τ"] = f"{held_out.tau:.3f} ({held_out_basis(held_out)})"
+        rows["n-α"] = " ".join(f"{value:.3f}" for value in held_out.alpha)
     return rows
 
 

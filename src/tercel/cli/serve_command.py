@@ -85,7 +85,7 @@ def served_target(given: str | None, model: DraftModel) -> tuple[str, int | None
     from tercel.target_model.sources import load_config, resolve
     from tercel.target_model.wheels import BUILTIN
 
-    recorded = model.info.target.name if model.info.target is not None else model.info.training.get("target_name")
+    recorded = model.info.target.name if model.info.target is not None else model.info.training.target_name
     name = given or recorded
     if not name:
         raise TercelError("the head does not record its target; give --target")

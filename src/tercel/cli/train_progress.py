@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
@@ -12,7 +12,7 @@ from tercel.cli.consoles import PlainConsole, text_column
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:
-    from tercel.train.acceptance import Acceptance
+    from tercel.draft.history import HeldOut, TrainingRecord
 
 
 class TrainProgress:
@@ -43,9 +43,9 @@ class TrainProgress:
     ) -> None:
         self._progress.stop()
 
-    def started(self, step: int, steps: int, facts: dict[str, Any]) -> None:
+    def started(self, step: int, steps: int, record: TrainingRecord) -> None:
         self._steps = steps
-        for line in _lines(facts):
+        for line in _lines(record):
             self._print(line)
         if step == steps:
             self._print(f"the run in {self._out} has done all of its {steps} steps already")
@@ -61,10 +61,10 @@ class TrainProgress:
         shown = f"{rate:,.0f} tokens/s  loss {metrics['loss']:.3f}  accuracy {metrics['accuracy']:.1%}{self._tau}"
         self._progress.update(self._task, completed=step, shown=shown)
 
-    def evaluated(self, step: int, acceptance: Acceptance) -> None:
-        self._tau = f"  τ {acceptance.tau:.3f}"
-        first = acceptance.alpha[0] if acceptance.alpha else 0.0
-        self._print(f"step {step} of {self._steps}: held-out τ {acceptance.tau:.3f}, 0-α {first:.3f}")
+    def evaluated(self, step: int, held_out: HeldOut) -> None:
+        self._tau = f"  τ {held_out.tau:.3f}"
+        first = held_out.alpha[0] if held_out.alpha else 0.0
+        self._print(f"step {step} of {self._steps}: held-out τ {held_out.tau:.3f}, 0-α {first:.3f}")
         self.draw_curves()
 
     def draw_curves(self) -> None:
@@ -85,15 +85,15 @@ class TrainProgress:
         self._console.print_line(line)
 
 
-def _lines(facts: dict[str, Any]) -> list[str]:
-    """The derived facts of a run, one a line."""
+def _lines(record: TrainingRecord) -> list[str]:
+    """What is known of a run when it begins, one fact a line."""
     lines = [
-        f"{facts['conversations']:,} rows to learn from, {facts['held_out_conversations']:,} held out",
-        f"{facts['tokens']:,} tokens, {facts['supervised_tokens']:,} of them the assistant's",
-        f"draft vocabulary: {facts['draft_vocabulary_coverage']:.2%} of the assistant's tokens are in it",
-        f"{facts['steps']:,} steps, computed in {facts['dtype']}",
+        f"{record.conversations:,} rows to learn from, {record.held_out_conversations:,} held out",
+        f"{record.tokens:,} tokens, {record.supervised_tokens:,} of them the assistant's",
+        f"draft vocabulary: {record.draft_vocabulary_coverage:.2%} of the assistant's tokens are in it",
+        f"{record.steps:,} steps, computed in {record.dtype}",
     ]
-    if "embeddings" in facts:
-        how = "learn too" if facts["embeddings"] == "trained" else "stay as they are, as its record says"
+    if record.embeddings is not None:
+        how = "learn too" if record.embeddings == "trained" else "stay as they are, as its record says"
         lines.append(f"the head has embeddings of its own, which {how}")
     return lines

@@ -144,13 +144,12 @@ def position_findings(model: DraftModel, target: Target, files: HeadFiles) -> It
         )
     else:
         yield Finding(check, "ok", f"{limit} positions, enough for the target's {target.context_length}")
-    recipe = model.info.training.get("recipe")
-    trained = recipe.get("max_length") if isinstance(recipe, dict) else None
-    if isinstance(trained, int) and trained < limit:
+    recipe = model.info.training.recipe
+    if recipe is not None and recipe.max_length < limit:
         yield Finding(
             check,
             "note",
-            f"the head was trained on at most {trained} tokens",
+            f"the head was trained on at most {recipe.max_length} tokens",
             "measure acceptance on longer prompts if you serve such",
         )
 

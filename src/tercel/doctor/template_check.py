@@ -13,10 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from tercel.chat import Conversation, serving_prompt
 from tercel.chat.arguments import with_arguments
 from tercel.chat.dates import as_of, parse_moment, writes_date
-from tercel.chat.identity import ANSWER, ARGUMENTS, QUESTION, RECORD, TemplateIdentity
+from tercel.chat.identity import ANSWER, QUESTION, TemplateIdentity
 from tercel.chat.render import Renderer
 from tercel.chat.template import encode, render_text, rendering
 from tercel.doctor.findings import Finding
+from tercel.draft.history import TemplateRecord, TrainingRecord
 from tercel.errors import TercelError
 from tercel.target_model.sources import load_tokenizer
 
@@ -25,7 +26,7 @@ _SHOWN = 60
 
 
 def template_findings(
-    tokenizer: PreTrainedTokenizerBase, training: Mapping[str, Any], folder: Path | None
+    tokenizer: PreTrainedTokenizerBase, training: TrainingRecord, folder: Path | None
 ) -> Iterator[Finding]:
     """What is to be known of the target's template, of the one the head was trained with (`training`: the head's
     record), and of the one in the head's own folder, if there is one."""
@@ -38,9 +39,9 @@ def template_findings(
         )
         return
     yield _rendered(tokenizer)
-    yield _recorded(tokenizer, training)
+    yield _recorded(tokenizer, training.chat_template)
     yield from _default_system(tokenizer)
-    yield from _switches(tokenizer, _told(training.get(RECORD)))
+    yield from _switches(tokenizer, _told(training.chat_template))
     yield from _date(tokenizer, training)
     if folder is not None and (folder / "tokenizer_config.json").is_file():
         yield _beside_head(tokenizer, folder)
@@ -76,10 +77,10 @@ def _rendered(tokenizer: PreTrainedTokenizerBase) -> Finding:
     return Finding("template", "ok", f"training and serving render the same {len(prompt)} tokens before an answer")
 
 
-def _recorded(tokenizer: PreTrainedTokenizerBase, training: Mapping[str, Any]) -> Finding:
+def _recorded(tokenizer: PreTrainedTokenizerBase, recorded: TemplateRecord | None) -> Finding:
     """The template of the training run, if the head knows it, and the target's."""
-    recorded, name = training.get(RECORD), "training template"
-    if not isinstance(recorded, Mapping):
+    name = "training template"
+    if recorded is None:
         return Finding(
             name,
             "note",
@@ -89,9 +90,9 @@ def _recorded(tokenizer: PreTrainedTokenizerBase, training: Mapping[str, Any]) -
     now = TemplateIdentity.of(tokenizer)
     if (other := _other_arguments(tokenizer, recorded, now)) is not None:
         return other
-    if recorded.get("source") == now.source:
+    if recorded.source == now.source:
         return Finding(name, "ok", "the head was trained with this very template")
-    if recorded.get("rendered") == now.rendered:
+    if recorded.rendered == now.rendered:
         return Finding(
             name,
             "note",
@@ -107,11 +108,11 @@ def _recorded(tokenizer: PreTrainedTokenizerBase, training: Mapping[str, Any]) -
 
 
 def _other_arguments(
-    tokenizer: PreTrainedTokenizerBase, recorded: Mapping[str, Any], now: TemplateIdentity
+    tokenizer: PreTrainedTokenizerBase, recorded: TemplateRecord, now: TemplateIdentity
 ) -> Finding | None:
     """If the template is now given something else than in training, and renders something else for it."""
     told = _told(recorded)
-    if recorded.get("source") != now.source:
+    if recorded.source != now.source:
         return None
     try:
         then = TemplateIdentity.of(with_arguments(tokenizer, told))
@@ -135,10 +136,9 @@ def _other_arguments(
     )
 
 
-def _told(recorded: Any) -> dict[str, Any]:
+def _told(recorded: TemplateRecord | None) -> dict[str, Any]:
     """The template arguments of a record."""
-    told = recorded.get(ARGUMENTS) if isinstance(recorded, Mapping) else None
-    return dict(told) if isinstance(told, Mapping) else {}
+    return (recorded.arguments if recorded is not None else None) or {}
 
 
 def _default_system(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
@@ -176,11 +176,11 @@ def _switches(tokenizer: PreTrainedTokenizerBase, told: Mapping[str, Any]) -> It
             )
 
 
-def _date(tokenizer: PreTrainedTokenizerBase, training: Mapping[str, Any]) -> Iterator[Finding]:
+def _date(tokenizer: PreTrainedTokenizerBase, training: TrainingRecord) -> Iterator[Finding]:
     """The day's date in prompts, and the one that training saw."""
     if not writes_date(tokenizer):
         return
-    found, moment = "the template writes the day's date into prompts", parse_moment(training)
+    found, moment = "the template writes the day's date into prompts", parse_moment(training.to_json())
     pin = "to pin it, serve a template that has a date in the place of strftime_now"
     if moment is None:
         yield Finding("date", "note", found, f"a few tokens differ from training's, which costs little; {pin}")

@@ -46,8 +46,8 @@ def vocabulary_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
             f"token {missing[0]}, which ends {'an answer' if every else 'some answers'}, cannot be drafted",
             "train with a vocabulary that holds the end of turn; until then the last draft of an answer is lost",
         )
-    coverage = model.info.training.get("draft_vocabulary_coverage")
-    if isinstance(coverage, float):
+    coverage = model.info.training.draft_vocabulary_coverage
+    if coverage is not None:
         low = coverage < LOW_COVERAGE
         yield Finding(
             check,

@@ -4,6 +4,7 @@ from tercel.draft.checkpoint import Convention, DraftModel, HeadInfo, TargetIden
 from tercel.draft.config import HeadConfig
 from tercel.draft.eagle1 import Eagle1Config, Eagle1Head
 from tercel.draft.head import Eagle3Head
+from tercel.draft.history import MeasuredRecord, TrainingRecord
 from tercel.draft.load import load_head
 from tercel.draft.vocabulary import DraftVocabulary
 
@@ -16,7 +17,9 @@ __all__ = [
     "Eagle3Head",
     "HeadConfig",
     "HeadInfo",
+    "MeasuredRecord",
     "TargetIdentity",
+    "TrainingRecord",
     "load_head",
     "save_head",
 ]

@@ -18,14 +18,13 @@ from safetensors.torch import save_file
 from tercel.draft.config import HeadConfig, engine_default_layers
 from tercel.draft.eagle1 import Eagle1Head
 from tercel.draft.head import Eagle3Head
+from tercel.draft.history import MeasuredRecord, TrainingRecord
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.errors import TercelError
 from tercel.file_set import CARD, CONFIG, RECORD, WEIGHTS, file_set, may_replace_card
 from tercel.files import as_json
 
 FORMAT = 1
-EMBEDDINGS = "embeddings"  # key of a training record: whether a head's own embeddings learn with it
-TRAINED, FROZEN = "trained", "frozen"
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class HeadInfo:
     """What `tercel.json` holds beside the sizes."""
 
     target: TargetIdentity | None
-    training: dict[str, Any] = field(default_factory=dict)
-    measured: dict[str, Any] = field(default_factory=dict)
+    training: TrainingRecord = field(default_factory=TrainingRecord)
+    measured: MeasuredRecord = field(default_factory=MeasuredRecord)
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,8 @@ def description(model: DraftModel) -> dict[str, Any]:
         "layer_ids_mean": "input of decoder layer i",
         "head": model.head.config.to_dict(),
         "target": asdict(model.info.target) if model.info.target else None,
-        "training": model.info.training,
-        "measured": model.info.measured,
+        "training": model.info.training.to_json(),
+        "measured": model.info.measured.to_json(),
     }
 
 

@@ -1,96 +1,142 @@
-"""What `tercel.json` records of training and measurements: checked when it is read, so that whoever shows it can."""
+"""What `tercel.json` records of a head's training and of what was measured on it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
+from tercel.draft.json_record import JsonRecord
 from tercel.errors import TercelError
 
-# A type, a list of one form, or an object of forms; "*" stands for keys of any name. A float may be a whole number,
-# and what is in a tuple may be null: not known, as an interval of one question.
-_TRAINING: dict[str, Any] = {
-    "target_name": str,
-    "data_licence": str,
-    "data": [str],
-    "conversations": int,
-    "held_out_conversations": int,
-    "tokens": int,
-    "supervised_tokens": int,
-    "draft_vocabulary_coverage": float,
-    "dtype": str,
-    "step": int,
-    "steps": int,
-    "chat_template": {"source": str, "rendered": str},
-    "recipe": {
-        "epochs": float,
-        "lr": float,
-        "clip": float,
-        "ttt_steps": int,
-        "decay": float,
-        "loss": str,
-        "max_length": int,
-    },
-}
-# one of the two counts of held-out text is there, rows from earlier versions; and the stand-in for any name
-_MAY_LACK = {"rows", "steps", "*"}
-# what is never recorded without the others
-_TOGETHER = {
-    "conversations": ("data", "tokens", "supervised_tokens"),
-    "recipe": ("step", "steps", "dtype", "draft_vocabulary_coverage"),
-}
-_MEASURED: dict[str, Any] = {
-    "held_out": {"tau": float, "rows": int, "steps": int, "alpha": [float]},
-    "decoding": [
-        {
-            "shape": str,
-            "dtype": str,
-            "device": str,
-            "temperature": float,
-            "max_new_tokens": int,
-            "tasks": {"*": {"questions": int, "tau": (float,), "speedup": float, "speedup_ci95": ([float],)}},
-        }
-    ],
-}
-_WORDS = {str: "text", int: "a whole number", float: "a number"}
+TRAINED, FROZEN = "trained", "frozen"  # what a record says of a head's own embeddings
 
 
-def check_history(training: dict[str, Any], measured: dict[str, Any], path: Path) -> None:
-    """Raises `TercelError` for an entry that is of another kind than this package writes, or lacks a part of what
-    belongs to it; entries may be missing."""
-    for name, others in _TOGETHER.items():
-        for other in others:
-            if name in training and other not in training:
-                raise TercelError(f"training in {path} has {name} but no {other}; save or fetch the head again")
-    for part, entries, forms in (("training", training, _TRAINING), ("measured", measured, _MEASURED)):
-        for name, value in entries.items():
-            if name in forms:
-                _check(value, forms[name], f"{part}.{name}", path)
-    held_out = measured.get("held_out")
-    if held_out and not {"rows", "steps"} & held_out.keys():
-        raise TercelError(f"measured.held_out in {path} has no steps; save or fetch the head again")
+@dataclass(frozen=True, kw_only=True)
+class TemplateRecord(JsonRecord):
+    """The chat template of training: short digests of its source and of what it makes of a fixed conversation
+    (`chat.identity`); arguments: what it was given beside the messages."""
+
+    source: str
+    rendered: str
+    arguments: dict[str, Any] | None = None
 
 
-def _check(value: Any, form: Any, place: str, path: Path) -> None:
-    if isinstance(form, tuple):
-        if value is not None:
-            _check(value, form[0], place, path)
-    elif isinstance(form, dict):
-        if not isinstance(value, dict):
-            _refuse(value, "an object", place, path)
-        if missing := sorted(form.keys() - value.keys() - _MAY_LACK):
-            raise TercelError(f"{place} in {path} has no {missing[0]}; save or fetch the head again")
-        for key, item in value.items():
-            if (wanted := form.get(key, form.get("*"))) is not None:
-                _check(item, wanted, f"{place}.{key}", path)
-    elif isinstance(form, list):
-        if not isinstance(value, list):
-            _refuse(value, "a list", place, path)
-        for item in value:
-            _check(item, form[0], f"an entry of {place}", path)
-    elif isinstance(value, bool) or not isinstance(value, int | float if form is float else form):
-        _refuse(value, _WORDS[form], place, path)
+@dataclass(frozen=True, kw_only=True)
+class Recipe(JsonRecord):
+    """The settings of training that a card tells; the others are kept as they are."""
+
+    epochs: float
+    lr: float
+    clip: float
+    ttt_steps: int
+    decay: float
+    loss: str
+    max_length: int
 
 
-def _refuse(value: Any, wanted: str, place: str, path: Path) -> None:
-    raise TercelError(f"{place} in {path} must be {wanted}, not {str(value)[:40]!r}; save or fetch the head again")
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord(JsonRecord):
+    """What a head learned from, and how; None where that is not recorded.
+
+    made_by: another maker, whose files say little more than target_name. data: names of files and data sets;
+    rendered_at: what their template took for now (ISO), if it writes the date. conversations, tokens: learned from,
+    held_out_conversations: not; supervised_tokens: the assistant's; draft_vocabulary_coverage: the share of those that
+    can be drafted. steps: planned, step: done. embeddings: of a head with its own, whether they learned.
+    """
+
+    made_by: str | None = None
+    target_name: str | None = None
+    data: tuple[str, ...] | None = None
+    data_licence: str | None = None
+    rendered_at: str | None = None
+    conversations: int | None = None
+    held_out_conversations: int | None = None
+    tokens: int | None = None
+    supervised_tokens: int | None = None
+    draft_vocabulary_coverage: float | None = None
+    dtype: str | None = None
+    steps: int | None = None
+    chat_template: TemplateRecord | None = None
+    recipe: Recipe | None = None
+    embeddings: str | None = None
+    step: int | None = None
+
+    # what is never recorded without the others
+    _TOGETHER: ClassVar = {
+        "conversations": ("data", "tokens", "supervised_tokens"),
+        "recipe": ("step", "steps", "dtype", "draft_vocabulary_coverage"),
+    }
+
+    @classmethod
+    def from_json(cls, value: Any, place: str, path: Path) -> Self:
+        record = super().from_json(value, place, path)
+        for name, others in cls._TOGETHER.items():
+            for other in others:
+                if name in value and other not in value:
+                    raise TercelError(f"{place} in {path} has {name} but no {other}; save or fetch the head again")
+        return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(JsonRecord):
+    """What a decoder of greedy chains of `S` drafts gains on answers that were held out of training.
+
+    alpha: n-α for n = 0..S-1, the share of accepted drafts at depth `n` of its chains where all before were accepted
+    (0 where none was tried; a draft past the answer's end is none). tau: tokens a target forward, bonus included;
+    the first token of an answer is prefill's. steps: target forwards it was measured on. loss: the objective's, over
+    all that was held out. rows: of heads of earlier versions, in place of steps: there, `tau` and `alpha` are means
+    over all places.
+    """
+
+    alpha: tuple[float, ...]
+    tau: float
+    steps: int | None = None
+    loss: float | None = None
+    rows: int | None = None
+
+    @classmethod
+    def from_json(cls, value: Any, place: str, path: Path) -> Self:
+        record = super().from_json(value, place, path)
+        if record.steps is None and record.rows is None:
+            raise TercelError(f"{place} in {path} has no steps; save or fetch the head again")
+        return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRecord(JsonRecord):
+    """A task of a benchmark: acceptance length and speedup over token-by-token decoding, with 95 % intervals (None of
+    a single question, and for a τ where no answer got past its first token)."""
+
+    questions: int
+    tau: float | None
+    tau_ci95: tuple[float, ...] | None
+    speedup: float
+    speedup_ci95: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingRecord(JsonRecord):
+    """A benchmark of a head; `shape` describes the draft in words."""
+
+    shape: str
+    dtype: str
+    device: str
+    temperature: float
+    max_new_tokens: int
+    template_arguments: dict[str, Any] | None = None
+    timestamp: str | None = None
+    tasks: dict[str, TaskRecord]
+
+    def measures_as(self, other: DecodingRecord) -> bool:
+        """Whether the other was made of the same draft under the same conditions, so that only one of them counts."""
+        told = ("shape", "dtype", "device", "temperature", "max_new_tokens", "template_arguments")
+        return all(getattr(self, part) == getattr(other, part) for part in told)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRecord(JsonRecord):
+    """All that was measured on a head."""
+
+    held_out: HeldOut | None = None
+    decoding: tuple[DecodingRecord, ...] = ()

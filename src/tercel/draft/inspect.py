@@ -12,6 +12,7 @@ from torch import Tensor
 from tercel.draft.checkpoint import Convention, DraftModel
 from tercel.draft.config import HeadConfig
 from tercel.draft.eagle1 import Eagle1Config
+from tercel.draft.history import MeasuredRecord, TrainingRecord
 
 MAPS = ("d2t", "t2d")
 
@@ -70,8 +71,8 @@ class HeadReport:
     cost: HeadCost
     coverage: float | None
     target: dict[str, str] | None
-    training: dict[str, Any]
-    measured: dict[str, Any]
+    training: TrainingRecord
+    measured: MeasuredRecord
     conventions: tuple[Convention, ...]
     warnings: tuple[str, ...]
 
@@ -86,8 +87,8 @@ class HeadReport:
             "cost": {**asdict(self.cost), "drafted_flops": self.cost.drafted_flops},
             "draft_vocabulary_coverage": self.coverage,
             "target": self.target,
-            "training": self.training,
-            "measured": self.measured,
+            "training": self.training.to_json(),
+            "measured": self.measured.to_json(),
             "conventions": [asdict(convention) for convention in self.conventions],
             "warnings": list(self.warnings),
         }
@@ -97,7 +98,6 @@ def inspect_head(model: DraftModel, stored: Mapping[str, Tensor]) -> HeadReport:
     """What there is to say of `model`, whose files hold the tensors `stored`."""
     tensors = tuple(TensorFact.of(name, stored[name]) for name in sorted(stored))
     identity = model.info.target
-    coverage = model.info.training.get("draft_vocabulary_coverage")
     return HeadReport(
         path=model.path,
         format=model.format,
@@ -105,7 +105,7 @@ def inspect_head(model: DraftModel, stored: Mapping[str, Tensor]) -> HeadReport:
         tensors=tensors,
         parameters=model.head.num_parameters(),
         cost=head_cost(model.head.config, tensors),
-        coverage=coverage,
+        coverage=model.info.training.draft_vocabulary_coverage,
         target=asdict(identity) if identity is not None else None,
         training=model.info.training,
         measured=model.info.measured,
@@ -135,16 +135,15 @@ def head_cost(c: HeadConfig, tensors: tuple[TensorFact, ...]) -> HeadCost:
 def _warnings(model: DraftModel) -> tuple[str, ...]:
     config, info = model.head.config, model.info
     warnings = []
-    recipe = info.training.get("recipe", {})
-    trained = recipe.get("max_length")
-    if trained is not None and trained < config.max_position_embeddings:
+    recipe = info.training.recipe
+    if recipe is not None and recipe.max_length < config.max_position_embeddings:
         warnings.append(
-            f"trained on at most {trained} tokens; beyond them, up to the {config.max_position_embeddings} "
+            f"trained on at most {recipe.max_length} tokens; beyond them, up to the {config.max_position_embeddings} "
             "positions declared, acceptance may fall"
         )
     if info.target is None:
         warnings.append("the target it was trained for is not recorded, so a wrong one cannot be noticed")
-    if not info.measured:
+    if not info.measured.to_json():
         warnings.append("nothing was measured on it")
     if tuple(sorted(config.feature_layers)) != config.feature_layers:
         warnings.append(f"feature layers {config.feature_layers} do not ascend; engines may sort them")

@@ -15,7 +15,7 @@ from tercel.draft.checkpoint import FORMAT, DraftModel, HeadInfo, TargetIdentity
 from tercel.draft.config import HeadConfig
 from tercel.draft.eagle1 import Eagle1Config, Eagle1Head
 from tercel.draft.head import Eagle3Head
-from tercel.draft.history import check_history
+from tercel.draft.history import MeasuredRecord, TrainingRecord
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.errors import TercelError
 from tercel.reading import read_json
@@ -70,8 +70,8 @@ def _described(path: Path) -> tuple[HeadConfig, HeadInfo]:
         raise TercelError(f"{path} is incomplete ({error}); save or fetch the head again") from error
     if identity is not None and not all(isinstance(value, str) for value in asdict(identity).values()):
         raise TercelError(f"{path} must tell the target by three texts; save or fetch the head again")
-    check_history(extra["training"], extra["measured"], path)
-    return config, HeadInfo(identity, extra["training"], extra["measured"])
+    training = TrainingRecord.from_json(extra["training"], "training", path)
+    return config, HeadInfo(identity, training, MeasuredRecord.from_json(extra["measured"], "measured", path))
 
 
 def build_head(

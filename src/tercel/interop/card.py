@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from collections.abc import Sequence
 
 from tercel.draft import DraftModel
-from tercel.draft.checkpoint import EMBEDDINGS
+from tercel.draft.history import DecodingRecord, HeldOut, MeasuredRecord, TrainingRecord
 
 ENGINES = ("vllm", "sglang")
 _RESULTS = "## Measured"
@@ -15,8 +15,8 @@ _RESULTS = "## Measured"
 def head_card(model: DraftModel) -> str:
     """Markdown for a checkpoint's README.md, with the front matter that the Hub reads; only from what `model` holds."""
     info = model.info
-    name = info.target.name if info.target else str(info.training.get("target_name") or "")
-    licence = str(info.training.get("data_licence") or "")
+    name = info.target.name if info.target else info.training.target_name or ""
+    licence = info.training.data_licence or ""
     parts = [
         _front_matter(name, licence),
         _opening(model, name),
@@ -28,7 +28,7 @@ def head_card(model: DraftModel) -> str:
     return "\n".join(parts)
 
 
-def with_results(card: str, measured: dict[str, Any]) -> str:
+def with_results(card: str, measured: MeasuredRecord) -> str:
     """A card that somebody edited, with only its section of results made anew (added, if it has none)."""
     section = f"{_RESULTS}\n{_measured(measured)}\n"
     before, found, rest = card.partition(f"{_RESULTS}\n")
@@ -78,37 +78,36 @@ last line prints how to start it.
 """
 
 
-def _measured(measured: dict[str, Any]) -> str:
+def _measured(measured: MeasuredRecord) -> str:
     found = []
-    if held_out := measured.get("held_out"):
+    if held_out := measured.held_out:
         found.append(
-            f"Held-out acceptance of a greedy {len(held_out['alpha'])}-step chain ({held_out_basis(held_out)}): "
-            f"τ = {held_out['tau']:.3f}, n-α = " + " ".join(f"{value:.3f}" for value in held_out["alpha"]) + "."
+            f"Held-out acceptance of a greedy {len(held_out.alpha)}-step chain ({held_out_basis(held_out)}): "
+            f"τ = {held_out.tau:.3f}, n-α = " + " ".join(f"{value:.3f}" for value in held_out.alpha) + "."
         )
-    for run in measured.get("decoding", ()):
-        found.append(_decoding(run))
+    found += [_decoding(run) for run in measured.decoding]
     return "\n\n".join(found) or "Nothing yet; `tercel bench … --record` writes its result here."
 
 
-def held_out_basis(held_out: dict[str, Any]) -> str:
+def held_out_basis(held_out: HeldOut) -> str:
     """What a head's held-out figures are means over: heads of earlier versions count rows, and their τ is higher than
     that of decoding."""
-    if "steps" in held_out:
-        return f"over the {held_out['steps']:,} steps that decoding makes on those answers"
-    return f"joint-prefix estimate over {held_out['rows']:,} rows, some percent above decoding"
+    if held_out.steps is not None:
+        return f"over the {held_out.steps:,} steps that decoding makes on those answers"
+    return f"joint-prefix estimate over {held_out.rows:,} rows, some percent above decoding"
 
 
-def _decoding(run: dict[str, Any]) -> str:
+def _decoding(run: DecodingRecord) -> str:
     """A run of `tercel bench --record` as a table."""
     rows = [
-        f"| {task} | {m['questions']} | {'–' if m['tau'] is None else format(m['tau'], '.2f')} | "
-        f"{m['speedup']:.2f}{_interval(m['speedup_ci95'])} |"
-        for task, m in run["tasks"].items()
+        f"| {task} | {m.questions} | {'–' if m.tau is None else format(m.tau, '.2f')} | "
+        f"{m.speedup:.2f}{_interval(m.speedup_ci95)} |"
+        for task, m in run.tasks.items()
     ]
     return "\n".join(
         [
-            f"Decoding: {run['shape']}, {run['dtype']} on {run['device']}, temperature {run['temperature']:g}, at most "
-            f"{run['max_new_tokens']} new tokens, against token-by-token decoding (95 % intervals):",
+            f"Decoding: {run.shape}, {run.dtype} on {run.device}, temperature {run.temperature:g}, at most "
+            f"{run.max_new_tokens} new tokens, against token-by-token decoding (95 % intervals):",
             "",
             "| task | questions | τ | speedup |",
             "|---|---|---|---|",
@@ -117,38 +116,38 @@ def _decoding(run: dict[str, Any]) -> str:
     )
 
 
-def _interval(ci95: list[float] | None) -> str:
+def _interval(ci95: Sequence[float] | None) -> str:
     """Empty for a single question, which tells nothing of the spread."""
     return "" if ci95 is None else f" [{ci95[0]:.2f}, {ci95[1]:.2f}]"
 
 
-def _data(training: dict[str, Any], licence: str) -> str:
-    if "conversations" not in training:
+def _data(training: TrainingRecord, licence: str) -> str:
+    if training.conversations is None:
         return "Not recorded in the head's files."
-    names = ", ".join(training["data"]) or "not recorded"
+    names = ", ".join(training.data or ()) or "not recorded"
     terms = (
         f"Licence of the data: {licence}."
         if licence
         else "Licence of the data: not stated (`tercel train --data-licence`); it binds the use of the head."
     )
     return (
-        f"{names}: {training['conversations']:,} conversations, {training['tokens']:,} tokens, of which\n"
-        f"{training['supervised_tokens']:,} are the assistant's and were learned from. {terms}"
+        f"{names}: {training.conversations:,} conversations, {training.tokens:,} tokens, of which\n"
+        f"{training.supervised_tokens:,} are the assistant's and were learned from. {terms}"
     )
 
 
 def _recipe(model: DraftModel) -> str:
     c, training = model.head.config, model.info.training
-    recipe = training.get("recipe")
+    recipe = training.recipe
     layers = ", ".join(map(str, c.feature_layers))
     depth = "" if c.target_num_layers is None else f" of {c.target_num_layers}"
     features = f"Features: inputs of layers {layers}{depth}." if layers else "Features: the engines' default layers."
     if c.own_embeddings:
-        features += f" Embeddings of its own ({training.get(EMBEDDINGS, 'not recorded whether trained')})."
+        features += f" Embeddings of its own ({training.embeddings or 'not recorded whether trained'})."
     vocabulary = f"Draft vocabulary: {c.draft_vocab_size:,} of {c.vocab_size:,} tokens"
     if recipe is None:
         return f"Not recorded in the head's files. {features} {vocabulary}."
-    return f"""Training-time test with S = {recipe["ttt_steps"]}, loss `{recipe["loss"]}`, step decay {recipe["decay"]},
-AdamW (0.9, 0.95), learning rate {recipe["lr"]:g}, clip {recipe["clip"]:g}, {recipe["epochs"]} epochs,
-{training["step"]} of {training["steps"]} steps, {training["dtype"]} compute with float32 master weights. {features}
-{vocabulary}, {training["draft_vocabulary_coverage"]:.1%} of the supervised text."""
+    return f"""Training-time test with S = {recipe.ttt_steps}, loss `{recipe.loss}`, step decay {recipe.decay},
+AdamW (0.9, 0.95), learning rate {recipe.lr:g}, clip {recipe.clip:g}, {recipe.epochs} epochs,
+{training.step} of {training.steps} steps, {training.dtype} compute with float32 master weights. {features}
+{vocabulary}, {training.draft_vocabulary_coverage:.1%} of the supervised text."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tercel.draft import DraftModel, Eagle3Head, HeadConfig
-from tercel.draft.checkpoint import EMBEDDINGS, TRAINED
+from tercel.draft.history import TRAINED
 from tercel.errors import TercelError
 from tercel.file_set import CARD, CONFIG, file_set, interrupted, may_replace_card, read_manifest, refuse_foreign, settle
 from tercel.files import as_json
@@ -123,7 +123,7 @@ def _write_folder(
 ) -> None:
     config = model.head.config
     write_weights(model, engine, partial, dtype)
-    learn = model.info.training.get(EMBEDDINGS) == TRAINED
+    learn = model.info.training.embeddings == TRAINED
     _write_json(partial / CONFIG, engine_config(engine, config, dtype, target_name, architectures, shape, learn))
     ids = engine_ids(engine, config.feature_layers)
     if engine in KEEPS_OWN_FILE:

@@ -74,16 +74,15 @@ def _options(out: Path, shape: DraftShape, outputs: tuple[int, ...]) -> str:
 
 
 def _expected(model: DraftModel) -> str:
-    held_out = model.info.measured.get("held_out")
-    if not held_out:
+    held_out = model.info.measured.held_out
+    if held_out is None:
         return "Nothing was measured on this head."
-    alpha = [float(a) for a in held_out["alpha"]]
     reached, chances = 1.0, []
-    for a in alpha:
+    for a in held_out.alpha:
         reached *= a
         chances.append(f"{reached:.0%}")
     return (
-        f"On held-out text a greedy chain of {len(alpha)} kept {held_out['tau']:.2f} tokens a step (the target's own "
+        f"On held-out text a greedy chain of {len(chances)} kept {held_out.tau:.2f} tokens a step (the target's own "
         f"included); its first to last drafted token was accepted in {', '.join(chances)} of the steps. Other prompts "
         "give other numbers, but a server far below these reads the head wrongly or renders prompts unlike training."
     )

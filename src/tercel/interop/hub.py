@@ -55,13 +55,13 @@ def push_to_hub(
     on_hub = HubName.parse(repository)
     if on_hub is None or "/" not in on_hub.id or on_hub.revision is not None:
         raise TercelError(f"{repository!r} is no name for a repository on the Hub; give owner/name")
-    licence = data_licence or str(model.info.training.get("data_licence") or "")
+    licence = data_licence or model.info.training.data_licence
     if not licence:
         raise TercelError(
             "the licence of the data that the head learned from is not recorded; state it with --data-licence, "
             "since it binds those who use the head"
         )
-    told = replace(model.info, training={**model.info.training, "data_licence": licence})
+    told = replace(model.info, training=replace(model.info.training, data_licence=licence))
     from huggingface_hub import HfApi
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from tercel.draft import DraftModel
+from tercel.draft import DraftModel, MeasuredRecord, TrainingRecord
+from tercel.draft.history import DecodingRecord, TaskRecord
 from tercel.errors import TercelError
 from tercel.file_set import CARD, RECORD, file_set, may_replace_card, refuse_foreign, settle
 from tercel.files import as_json
@@ -19,9 +19,8 @@ from tercel.reading import read_json
 METHOD = "eagle3"
 
 
-def decoding_entry(report: BenchReport, shape: str) -> dict[str, Any]:
-    """What a card says of a benchmark; `shape` describes the draft in words. None stands for what is not known: a τ
-    where no answer got past its first token, an interval of a single question.
+def decoding_entry(report: BenchReport, shape: str) -> DecodingRecord:
+    """What a card says of a benchmark; `shape` describes the draft in words.
 
     Raises `TercelError` if the benchmark did not run the head.
     """
@@ -30,24 +29,27 @@ def decoding_entry(report: BenchReport, shape: str) -> dict[str, Any]:
         summary = task.methods.get(METHOD)
         if summary is None:
             raise TercelError(f"{task.name} was not answered with {METHOD}, so there is nothing to record of it")
-        tasks[task.name] = {
-            "questions": summary.questions,
-            "tau": summary.tau.value if summary.tau is not None else None,
-            "tau_ci95": summary.tau.ci95 if summary.tau is not None else None,
-            "speedup": summary.speedup.value,
-            "speedup_ci95": summary.speedup.ci95,
-        }
-    given = {"template_arguments": dict(report.template_arguments)} if report.template_arguments else {}
-    return {
-        "shape": shape,
-        "dtype": report.dtype,
-        "device": f"{report.device}, {report.threads} threads" if report.device == "cpu" else report.device,
-        "temperature": report.params.temperature,
-        "max_new_tokens": report.params.max_new_tokens,
-        **given,
-        "timestamp": report.timestamp,
-        "tasks": tasks,
-    }
+        tasks[task.name] = TaskRecord(
+            questions=summary.questions,
+            tau=summary.tau.value if summary.tau is not None else None,
+            tau_ci95=_pair(summary.tau.ci95) if summary.tau is not None else None,
+            speedup=summary.speedup.value,
+            speedup_ci95=_pair(summary.speedup.ci95),
+        )
+    return DecodingRecord(
+        shape=shape,
+        dtype=report.dtype,
+        device=f"{report.device}, {report.threads} threads" if report.device == "cpu" else report.device,
+        temperature=report.params.temperature,
+        max_new_tokens=report.params.max_new_tokens,
+        template_arguments=dict(report.template_arguments) or None,
+        timestamp=report.timestamp,
+        tasks=tasks,
+    )
+
+
+def _pair(ci95: list[float] | None) -> tuple[float, ...] | None:
+    return None if ci95 is None else tuple(ci95)
 
 
 def require_recordable(model: DraftModel) -> Path:
@@ -67,7 +69,7 @@ def require_recordable(model: DraftModel) -> Path:
     return folder
 
 
-def record(model: DraftModel, entry: dict[str, Any]) -> None:
+def record(model: DraftModel, entry: DecodingRecord) -> None:
     """Add `entry` to the head's own files; an entry of the same draft, precision, device and temperature gives way.
 
     Record and card change together or not at all; of a card that was edited, only the section of results changes.
@@ -78,18 +80,17 @@ def record(model: DraftModel, entry: dict[str, Any]) -> None:
     with folder_lock(folder):
         settle(folder)
         stored = read_json(folder / RECORD)
-        if stored.get("training") != model.info.training:
+        if TrainingRecord.from_json(stored.get("training"), "training", folder / RECORD) != model.info.training:
             raise TercelError(f"{folder} holds another head than the one that was measured; measure that one")
-        told = ("shape", "dtype", "device", "temperature", "max_new_tokens", "template_arguments")
-        old = model.info.measured if not isinstance(stored.get("measured"), dict) else stored["measured"]
-        others = [run for run in old.get("decoding", ()) if any(run.get(part) != entry.get(part) for part in told)]
-        new = {**old, "decoding": [*others, entry]}
+        old = MeasuredRecord.from_json(stored.get("measured"), "measured", folder / RECORD)
+        others = (run for run in old.decoding if not run.measures_as(entry))
+        new = replace(old, decoding=(*others, entry))
         with file_set(folder, shared=() if may_replace_card(folder) else (CARD,)) as staging:
-            (staging / RECORD).write_text(as_json({**stored, "measured": new}), encoding="utf-8")
+            (staging / RECORD).write_text(as_json({**stored, "measured": new.to_json()}), encoding="utf-8")
             (staging / CARD).write_text(_card(folder / CARD, model, old, new), encoding="utf-8")
 
 
-def _card(file: Path, model: DraftModel, old: dict[str, Any], new: dict[str, Any]) -> str:
+def _card(file: Path, model: DraftModel, old: MeasuredRecord, new: MeasuredRecord) -> str:
     """The new card; what somebody else wrote into the one with the `old` results stays."""
     whole = head_card(replace(model, info=replace(model.info, measured=new)))
     if may_replace_card(file.parent):

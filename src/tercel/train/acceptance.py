@@ -4,43 +4,21 @@ Teacher forcing feeds what decoding would as long as every draft so far was righ
 over an answer tells, for every place in it, how many drafts of a chain begun there would be accepted (spec section
 10). Walking from the answer's start as decoding does (a step that accepts `a` drafts goes on `a + 1` tokens further)
 gives the very steps of a decoder whose target chooses this text. A mean over all places is higher: decoding begins
-anew, by construction, right behind a draft that failed.
+anew, by construction, right after a draft that failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tercel.draft.alignment import predicted, supervised_runs
 from tercel.draft.head import Eagle3Head
+from tercel.draft.history import HeldOut
 from tercel.train.ttt import Batch, Extent, Objective, TTTResult, training_time_test
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """What a decoder of greedy chains of `S` drafts gains on held-out answers.
-
-    alpha: n-α for n = 0..S-1, the share of accepted drafts at depth `n` of its chains where all before were accepted
-    (0 where none was tried; a draft behind the answer's end is none). tau: tokens a target forward, bonus included;
-    the first token of an answer is prefill's. steps: target forwards it was measured on. loss: the objective's, over
-    all that was held out.
-    """
-
-    alpha: tuple[float, ...]
-    tau: float
-    steps: int
-    loss: float
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Acceptance:
-        """From a row of the journal. Those of earlier versions count `rows` and no steps: there, `tau` and `alpha`
-        are means over all places."""
-        return cls(tuple(values["alpha"]), values["tau"], values.get("steps", 0), values["loss"])
 
 
 @dataclass(frozen=True)
@@ -105,7 +83,7 @@ def _answer_starts(supervised: Tensor, lengths: list[int]) -> Tensor:
 
 
 @torch.no_grad()
-def simulate(head: Eagle3Head, batches: Iterable[Batch], to_draft: Tensor, objective: Objective) -> Acceptance:
+def simulate(head: Eagle3Head, batches: Iterable[Batch], to_draft: Tensor, objective: Objective) -> HeldOut:
     """Measure greedy chains of `objective.steps` drafts on the answers of `batches`."""
     apart = Extent(1, (1,) * objective.steps)  # sums, to be divided by the extent of all batches
     total = Extent(0, (0,) * objective.steps)
@@ -122,11 +100,12 @@ def simulate(head: Eagle3Head, batches: Iterable[Batch], to_draft: Tensor, objec
     return _walked(chains, objective.steps, loss)
 
 
-def _walked(chains: Sequence[Chains], depth: int, loss: float) -> Acceptance:
+def _walked(chains: Sequence[Chains], depth: int, loss: float) -> HeldOut:
     begun = [(chain, torch.tensor(chain.places())) for chain in chains]
     none = torch.zeros(0, dtype=torch.long)
     runs = torch.cat([none, *(chain.runs[places] for chain, places in begun)])
     room = torch.cat([none, *(chain.room[places] for chain, places in begun)])
     alpha = [right / max(tried, 1) for right, tried in (_right(runs, room, step) for step in range(depth))]
-    tokens = sum(len(chain.runs) for chain in chains)  # every place is a token behind the first
-    return Acceptance(tuple(alpha), tokens / len(runs) if len(runs) else 1.0, len(runs), loss)
+    tokens = sum(len(chain.runs) for chain in chains)  # every place is a token after the first
+    tau = tokens / len(runs) if len(runs) else 1.0
+    return HeldOut(alpha=tuple(alpha), tau=tau, steps=len(runs), loss=loss)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
 
-from tercel.chat.identity import ARGUMENTS, RECORD, TemplateIdentity
+from tercel.chat.identity import TemplateIdentity
 from tercel.chat.template import TemplateRefusalError
-from tercel.draft import Eagle3Head, TargetIdentity
-from tercel.draft.checkpoint import EMBEDDINGS, FROZEN, TRAINED
+from tercel.draft import Eagle3Head, TargetIdentity, TrainingRecord
+from tercel.draft.history import FROZEN, TRAINED, Recipe, TemplateRecord
 from tercel.target_model.model import Target
 from tercel.train.batches import Split
 from tercel.train.config import TrainConfig
@@ -25,40 +24,51 @@ def run_target(target: Target) -> str:
     return f"{target.fingerprint} in {target.dtype}{given}"
 
 
-def data_facts(data: Split, supervised_tokens: int, coverage: float) -> dict[str, Any]:
-    """supervised_tokens: how many were learned from; coverage: the draft vocabulary's share of them."""
-    return {
-        "conversations": len(data.train),
-        "held_out_conversations": len(data.held_out),
-        "tokens": sum(len(chat) for chat in data.train),
-        "supervised_tokens": supervised_tokens,
-        "draft_vocabulary_coverage": coverage,
-    }
+def begun_record(
+    origins: TrainingRecord,
+    target: Target,
+    config: TrainConfig,
+    data: Split,
+    head: Eagle3Head,
+    *,
+    supervised_tokens: int,
+    coverage: float,
+    steps: int,
+) -> TrainingRecord:
+    """All that is known of a run when it begins, added to where its data come from (`origins`).
+
+    supervised_tokens: how many are learned from; coverage: the draft vocabulary's share of them.
+    """
+    return replace(
+        origins,
+        conversations=len(data.train),
+        held_out_conversations=len(data.held_out),
+        tokens=sum(len(chat) for chat in data.train),
+        supervised_tokens=supervised_tokens,
+        draft_vocabulary_coverage=coverage,
+        dtype=str(target.dtype).removeprefix("torch."),
+        steps=steps,
+        chat_template=_template(target),
+        recipe=Recipe.of(asdict(config)),
+        embeddings=_embeddings(head),
+    )
 
 
-def run_facts(target: Target, config: TrainConfig, steps: int) -> dict[str, Any]:
-    return {
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "steps": steps,
-        **_template(target),
-        "recipe": asdict(config),
-    }
-
-
-def embedding_facts(head: Eagle3Head) -> dict[str, Any]:
+def _embeddings(head: Eagle3Head) -> str | None:
     """Of a head with embeddings of its own, whether they learn."""
     if not head.config.own_embeddings:
-        return {}
-    return {EMBEDDINGS: TRAINED if head.embed_tokens.weight.requires_grad else FROZEN}
+        return None
+    return TRAINED if head.embed_tokens.weight.requires_grad else FROZEN
 
 
-def _template(target: Target) -> dict[str, Any]:
+def _template(target: Target) -> TemplateRecord | None:
     """The chat template's identity and arguments: prompts rendered otherwise when serving cost acceptance."""
     tokenizer = target.tokenizer
     if not tokenizer.chat_template:
-        return {}
-    given = {ARGUMENTS: target.template_arguments} if target.template_arguments else {}
+        return None
     try:
-        return {RECORD: {**TemplateIdentity.of(tokenizer).to_json(), **given}}
+        found = TemplateIdentity.of(tokenizer)
     except TemplateRefusalError:  # one that takes no plain question and answer
-        return {}
+        return None
+    given = dict(target.template_arguments) or None
+    return TemplateRecord(source=found.source, rendered=found.rendered, arguments=given)

@@ -8,7 +8,7 @@ import torch
 
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head
-from tercel.draft.checkpoint import EMBEDDINGS, FROZEN
+from tercel.draft.history import FROZEN
 from tercel.errors import TercelError
 from tercel.interop.formats.embeddings import share_embeddings
 from tercel.target_model.model import Target
@@ -74,5 +74,5 @@ def head_from(
     head = Eagle3Head(config)
     head.load_state_dict(origin.eagle3.state_dict())
     if config.own_embeddings:
-        head.embed_tokens.requires_grad_(origin.info.training.get(EMBEDDINGS) != FROZEN)
+        head.embed_tokens.requires_grad_(origin.info.training.embeddings != FROZEN)
     return head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,17 +20,20 @@ from tercel.draft import (
     Eagle3Head,
     HeadConfig,
     HeadInfo,
+    MeasuredRecord,
+    TrainingRecord,
 )
+from tercel.draft.history import HeldOut
 from tercel.errors import TercelError
 from tercel.files import require_room
 from tercel.heads import resolve_head
 from tercel.interop.formats.read import read_head
 from tercel.interop.output_rows import lend_output_layer
 from tercel.target_model.model import Target, default_feature_layers
-from tercel.train.acceptance import Acceptance, simulate
+from tercel.train.acceptance import simulate
 from tercel.train.batches import Split, data_digest, plan_batches, split, supervised_counts, usable
 from tercel.train.config import RunFolder, TrainConfig
-from tercel.train.facts import data_facts, embedding_facts, identity, run_facts, run_target
+from tercel.train.facts import begun_record, identity, run_target
 from tercel.train.features import Encoded, FeatureSupply
 from tercel.train.initial import head_from, initialise_from_target
 from tercel.train.journal import Journal
@@ -48,9 +51,9 @@ BYTES_TO_BEGIN, BYTES_TO_GO_ON = 2 * (14 + 2 + 2), 14 + 2
 class Watcher(Protocol):
     """Who wants to know how training goes (a progress bar, a tracker)."""
 
-    def started(self, step: int, steps: int, facts: dict[str, Any]) -> None: ...
+    def started(self, step: int, steps: int, record: TrainingRecord) -> None: ...
     def stepped(self, step: int, metrics: dict[str, float]) -> None: ...
-    def evaluated(self, step: int, acceptance: Acceptance) -> None: ...
+    def evaluated(self, step: int, held_out: HeldOut) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class TrainSummary:
     seconds: float
     tokens: int
     supervised_tokens: int
-    best: Acceptance
+    best: HeldOut
     history: list[dict[str, Any]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
@@ -89,9 +92,11 @@ def train(
     Raises `TercelError` before the first step if the data does not fit the target, or `out` belongs to another run, is
     in use by another process, holds anything that is no run, or has no room for what a run writes.
     """
-    origins: dict[str, Any] = {"data": list(data_names), "data_licence": data_licence}
-    if rendered_at is not None:
-        origins[dates.RECORD] = rendered_at.isoformat(timespec="seconds")
+    origins = TrainingRecord(
+        data=tuple(data_names),
+        data_licence=data_licence,
+        rendered_at=None if rendered_at is None else rendered_at.isoformat(timespec="seconds"),
+    )
     folder = RunFolder(out)
     with folder.held():
         return _Run(target, chats, config, folder, watcher, feature_cache, overwrite, origins).run(stop_after)
@@ -107,10 +112,9 @@ class _Run:
         watcher: Watcher | None,
         feature_cache: Path | None,
         overwrite: bool,
-        origins: dict[str, Any],
+        origins: TrainingRecord,
     ) -> None:
         self.target, self.config, self.folder, self.watcher = target, config, folder, watcher
-        self.origins = origins
         chats = usable(chats, min(config.max_length, target.context_length), target.vocab_size)
         self.data: Split = split(chats, config.eval_share)
         counts = supervised_counts(self.data.train, target.vocab_size)
@@ -124,8 +128,6 @@ class _Run:
                 counts, config.draft_vocab or target.vocab_size, always=target.eos_token_ids
             )
         )
-        self.coverage = self.vocabulary.coverage(counts)
-        self.supervised_tokens = int(counts.sum())
         self.key = config.digest(data_digest(chats), run_target(target))
         self.journal = Journal(folder.metrics)
         torch.manual_seed(config.seed)
@@ -147,6 +149,16 @@ class _Run:
         self.plan = [micro[i : i + config.accumulate] for i in range(0, len(micro), config.accumulate)]
         if config.max_steps:
             self.plan = self.plan[: config.max_steps]
+        self.record = begun_record(
+            origins,
+            target,
+            config,
+            self.data,
+            head,
+            supervised_tokens=int(counts.sum()),
+            coverage=self.vocabulary.coverage(counts),
+            steps=len(self.plan),
+        )
         self.step, self.seconds = 0, 0.0
         self.heads = RunHeads(folder)
         folder.begin(self.key, overwrite)
@@ -180,8 +192,8 @@ class _Run:
         require_room(self.folder.out, weights * (BYTES_TO_BEGIN if state is None else BYTES_TO_GO_ON))
         if state is None:
             self.journal.cut(0)
-            if dates.RECORD in self.origins and self.journal.rendered_at() is None:
-                self.journal.add({"step": 0, dates.RECORD: self.origins[dates.RECORD]})
+            if self.record.rendered_at is not None and self.journal.rendered_at() is None:
+                self.journal.add({"step": 0, dates.RECORD: self.record.rendered_at})
             self._save_state()  # a full disk shows before the work, not after it
             return
         self.weights.master.load_state_dict(state.head)
@@ -195,7 +207,7 @@ class _Run:
     def run(self, stop_after: int | None) -> TrainSummary:
         total = len(self.plan)
         if self.watcher:
-            self.watcher.started(self.step, total, self._facts())
+            self.watcher.started(self.step, total, self.record)
         last = min(total, stop_after or total)
         started = time.monotonic() - self.seconds
         try:
@@ -276,13 +288,13 @@ class _Run:
         due = self.step == len(self.plan) or (self.step > 0 and self.step % self.config.eval_every == 0)
         if not due or any(row["step"] == self.step for row in self.journal.evaluations()):
             return
-        acceptance = self._measure()
+        held_out = self._measure()
         if self.watcher:
-            self.watcher.evaluated(self.step, acceptance)
-        self.heads.offer(self._model(acceptance), acceptance.tau)
-        self.journal.add({"step": self.step, "eval": asdict(acceptance)})
+            self.watcher.evaluated(self.step, held_out)
+        self.heads.offer(self._model(held_out), held_out.tau)
+        self.journal.add({"step": self.step, "eval": held_out.to_json()})
 
-    def _measure(self) -> Acceptance:
+    def _measure(self) -> HeldOut:
         held = self.data.held_out
         plan = plan_batches([len(chat) for chat in held], EVAL_BATCH_TOKENS, 1, 0)
         return simulate(
@@ -292,10 +304,10 @@ class _Run:
             self.config.objective,
         )
 
-    def _model(self, acceptance: Acceptance | None) -> DraftModel:
+    def _model(self, held_out: HeldOut | None) -> DraftModel:
         """The head as it is now."""
-        measured = {"held_out": asdict(acceptance)} if acceptance else {}
-        info = HeadInfo(identity(self.target), {**self._facts(), "step": self.step}, measured)
+        record = replace(self.record, step=self.step)
+        info = HeadInfo(identity(self.target), record, MeasuredRecord(held_out=held_out))
         return DraftModel(self.weights.master, self.vocabulary, info)
 
     def _save(self) -> None:
@@ -318,14 +330,6 @@ class _Run:
             self.folder.training,
         )
 
-    def _facts(self) -> dict[str, Any]:
-        return {
-            **self.origins,
-            **data_facts(self.data, self.supervised_tokens, self.coverage),
-            **run_facts(self.target, self.config, len(self.plan)),
-            **embedding_facts(self.weights.master),
-        }
-
     def _summary(self) -> TrainSummary:
         again = self.supply.made_again
         cache = [f"{again} files of the feature cache were damaged or of an earlier version and are written again"]
@@ -337,8 +341,8 @@ class _Run:
             steps=self.step,
             seconds=self.seconds,
             tokens=int(sum(row.get("tokens", 0) for row in history)),
-            supervised_tokens=self.supervised_tokens,
-            best=Acceptance.from_json(best) if best else self._measure(),
+            supervised_tokens=self.record.supervised_tokens or 0,
+            best=HeldOut.from_json(best, "eval", self.journal.path) if best else self._measure(),
             history=history,
             notes=(*self.heads.notes, *self.journal.notes, *(cache if again else ())),
         )

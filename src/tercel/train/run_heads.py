@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tercel.draft import DraftModel, save_head
+from tercel.draft import DraftModel, TrainingRecord, save_head
 from tercel.file_set import (
     CARD,
     MANIFEST,
@@ -74,12 +74,18 @@ class RunHeads:
         wrong = damaged(last)
         if wrong and not (wrong == [MANIFEST] and not (last / WEIGHTS).exists()):  # killed before it wrote its first
             self._note("last", last, wrong)
-        if wrong or read_json(last / RECORD)["training"]["step"] != step:
+        if wrong or _step(last) != step:
             self.write_last(model)
 
     def _note(self, which: str, folder: Path, wrong: list[str]) -> None:
         names = ", ".join(wrong)
         self.notes.append(f"{names} of the {which} head in {folder} was missing or damaged and is written again")
+
+
+def _step(folder: Path) -> int | None:
+    """The optimizer step that the head in `folder` is of."""
+    file = folder / RECORD
+    return TrainingRecord.from_json(read_json(file).get("training"), "training", file).step
 
 
 def _write(model: DraftModel, folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tercel.draft import DraftModel, DraftVocabulary, Eagle1Config, HeadInfo
+from tercel.draft import DraftModel, DraftVocabulary, Eagle1Config, HeadInfo, TrainingRecord
 from tercel.draft.load import build_head, check_tensors
 from tercel.errors import TercelError
 from tercel.interop.formats.notes import Notes
@@ -69,7 +69,7 @@ def read_eagle1(
     return DraftModel(
         build_head(settings, tensors, file, dtype, device),
         DraftVocabulary.full(settings.vocab_size),
-        HeadInfo(None, {"made_by": FORMAT}),
+        HeadInfo(None, TrainingRecord(made_by=FORMAT)),
         path,
         warnings=tuple(notes.doubts),
         format=FORMAT,

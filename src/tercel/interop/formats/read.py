@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tercel.draft import DraftModel, HeadConfig, HeadInfo, load_head
-from tercel.draft.checkpoint import EMBEDDINGS, FROZEN, TRAINED
+from tercel.draft.history import FROZEN, TRAINED, TrainingRecord
 from tercel.draft.load import build_head, check_tensors, read_vocabulary
 from tercel.errors import TercelError
 from tercel.interop.formats.config_reading import read_config, say_files
@@ -67,11 +67,13 @@ def read_head(
     maps = _maps(found, head, notes)
     check_tensors(head, maps, weights.file)
     vocabulary = read_vocabulary(maps, head, weights.file)
-    info = HeadInfo(None, {"made_by": maker, **_target_name(config, where), **_embeddings(config, head)})
+    told = TrainingRecord(
+        made_by=maker, target_name=_target_name(config, where), embeddings=_embeddings(config, head)
+    )
     return DraftModel(
         build_head(head, tensors, weights.file, dtype, device),
         vocabulary,
-        info,
+        HeadInfo(None, told),
         path,
         warnings=tuple(notes.doubts),
         format=maker,
@@ -134,15 +136,15 @@ def _doubt_trained_base(found: Source, head: HeadConfig, notes: Notes) -> None:
         )
 
 
-def _embeddings(config: dict[str, Any], head: HeadConfig) -> dict[str, str]:
+def _embeddings(config: dict[str, Any], head: HeadConfig) -> str | None:
     """What speculators says of the head's own embeddings; of others' it is unknown whether they learned."""
     learns = config.get("embed_requires_grad")
     if not head.own_embeddings or not isinstance(learns, bool):
-        return {}
-    return {EMBEDDINGS: TRAINED if learns else FROZEN}
+        return None
+    return TRAINED if learns else FROZEN
 
 
-def _target_name(config: dict[str, Any], where: Path) -> dict[str, str]:
+def _target_name(config: dict[str, Any], where: Path) -> str | None:
     verifier = section(section(config, "speculators_config", where), "verifier", where)
     name = verifier.get("name_or_path")
-    return {"target_name": name} if isinstance(name, str) and name else {}
+    return name if isinstance(name, str) and name else None
