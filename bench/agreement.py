@@ -16,8 +16,8 @@ from tercel import Eagle3, Engine, Request, SamplingParams, Target, TreeShape, l
 from tercel.chat import TokenizedChat, load_chats
 from tercel.train.acceptance import simulate
 from tercel.train.batches import split, usable
+from tercel.train.config import Objective
 from tercel.train.features import FeatureSupply
-from tercel.train.ttt import Objective
 
 STEPS, ANSWER, CHATS = 5, 64, 8
 

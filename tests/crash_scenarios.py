@@ -15,7 +15,7 @@ from tercel.file_set import CONFIG, MANIFEST, RECORD, WEIGHTS
 from tercel.interop.hub import save_pretrained
 from tercel.interop.proof import prove
 from tercel.measure.record import record
-from tercel.train.config import RunFolder
+from tercel.train.run_folder import RunFolder
 from tests.chat.test_regenerate import SETTINGS, TOKENIZER, Echo, asks, lines
 from tests.cli.running import everything
 from tests.crashes import Scenario

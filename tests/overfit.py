@@ -20,8 +20,9 @@ from tercel.draft import DraftModel, DraftVocabulary, HeadInfo, TargetIdentity, 
 from tercel.measure.probe import greedy_answers
 from tercel.measure.tasks import Prompt, Question, prompt_ids
 from tercel.target_model.model import Target
+from tercel.train.config import Objective
 from tercel.train.features import FeatureSupply
-from tercel.train.ttt import Objective, training_time_test
+from tercel.train.ttt import training_time_test
 from tests.tiny import VOCAB, save_tiny
 from tests.train.worlds import head_for
 

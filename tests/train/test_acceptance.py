@@ -19,8 +19,9 @@ from tercel.interop.card import held_out_basis
 from tercel.measure.acceptance import count_alpha
 from tercel.train.acceptance import chains_of, simulate
 from tercel.train.batches import TokenizedChat
+from tercel.train.config import Objective
 from tercel.train.features import FeatureSupply
-from tercel.train.ttt import Objective, training_time_test
+from tercel.train.ttt import training_time_test
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.tiny import VOCAB
 from tests.train.worlds import chat, head_for, random_chat, target_of

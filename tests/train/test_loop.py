@@ -20,9 +20,10 @@ from tercel.measure.record import record
 from tercel.train import state as state_module
 from tercel.train.acceptance import simulate
 from tercel.train.batches import split, usable
-from tercel.train.config import RunFolder, TrainConfig
+from tercel.train.config import TrainConfig
 from tercel.train.features import FeatureSupply
 from tercel.train.loop import train
+from tercel.train.run_folder import RunFolder
 from tercel.train.state import load_state
 from tests.measure.test_record import entry
 from tests.train.worlds import random_chat, target_of

@@ -11,8 +11,9 @@ import torch
 
 from tercel.draft import DraftModel, HeadInfo, TrainingRecord, load_head, save_head
 from tercel.train.batches import split
-from tercel.train.config import RunFolder, TrainConfig
+from tercel.train.config import TrainConfig
 from tercel.train.loop import train
+from tercel.train.run_folder import RunFolder
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.train.worlds import head_for, random_chat, target_of
 

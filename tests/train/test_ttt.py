@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercel.draft import DraftVocabulary
+from tercel.train.config import Objective
 from tercel.train.features import FeatureSupply
-from tercel.train.ttt import Batch, Extent, Objective, training_time_test
+from tercel.train.ttt import Batch, Extent, training_time_test
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.tiny import VOCAB
 from tests.train.naive import NaiveHead, naive_ttt

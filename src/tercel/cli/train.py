@@ -167,9 +167,9 @@ def command(
 def rendering_moment(tokenizer: PreTrainedTokenizerBase, out: Path, overwrite: bool) -> datetime | None:
     """What the chat template takes for now: the moment of the run in `out` if there is one, else this one. None for a
     template that writes no date."""
-    from tercel.chat.dates import this_moment, writes_date
-    from tercel.train.config import RunFolder
+    from tercel.chat.dates import writes_date
     from tercel.train.journal import Journal
+    from tercel.train.run_folder import RunFolder
 
     if not writes_date(tokenizer):
         return None
@@ -187,7 +187,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 def print_summary(console: PlainConsole, summary: TrainSummary, target: str) -> None:
     """What the run gave, where it lies, and what to do with it."""
-    from tercel.train.config import RunFolder
+    from tercel.train.run_folder import RunFolder
 
     best, folder = summary.best, RunFolder(summary.out)
     table = Table(title="held-out acceptance of the best head", title_justify="left")

@@ -69,8 +69,8 @@ class TrainProgress:
 
     def draw_curves(self) -> None:
         """Write the curves; without matplotlib say so once and go on."""
-        from tercel.train.config import RunFolder
         from tercel.train.plot import plot_curves
+        from tercel.train.run_folder import RunFolder
 
         if not self._can_draw:
             return

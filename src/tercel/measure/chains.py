@@ -11,8 +11,9 @@ from tercel.chat import TokenizedChat
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head
 from tercel.target_model.model import Target
 from tercel.train.acceptance import Chains, chains_of
+from tercel.train.config import Objective
 from tercel.train.features import FeatureSupply
-from tercel.train.ttt import Objective, training_time_test
+from tercel.train.ttt import training_time_test
 
 
 @torch.no_grad()

@@ -5,19 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tercel.errors import TercelError
-from tercel.file_set import HEAD_FILES, RECORD, read_manifest, refuse_foreign, remove_set, settle
-from tercel.files import write_json
-from tercel.locks import OURS, folder_lock
-from tercel.train.state import STATE, other_run
-from tercel.train.ttt import Objective
+
+LossKind = Literal["soft", "hard", "lk"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """How the steps' losses are made and summed (spec section 5).
+
+    steps `S`; decay `w` of `sum_s w^s loss_s` (`None`: the plain mean of the paper's formula); kind of loss;
+    oov: whether rows whose target argmax the head cannot propose are dropped; average over the rows of a
+    sequence first, or over all rows at once.
+    """
+
+    steps: int = 7
+    decay: float | None = 0.8
+    kind: LossKind = "soft"
+    oov: str = "drop"
+    average: str = "sequence"
+
+    def step_weight(self, step: int) -> float:
+        return 1.0 / self.steps if self.decay is None else self.decay**step
 
 
 @dataclass(frozen=True)
@@ -120,114 +132,3 @@ class TrainConfig:
         for free in ("eval_every", "save_every"):  # they change what is written, not what is learned
             values.pop(free)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """Where a run keeps its things. The folder itself is the best head so far.
-
-    A marker with the run's key makes a folder a run. Only files that runs write are ever replaced or removed, by name;
-    whatever else is put there stays.
-    """
-
-    out: Path
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep the folder for this process, and finish what a killed one left half done there.
-
-        Raises `TercelError` if another process holds it, if it is neither empty nor a run's, or files of somebody else
-        are in the way.
-        """
-        self._check()
-        with folder_lock(self.out):
-            self._check()
-            for folder, files in ((self.out, HEAD_FILES), (self.last, HEAD_FILES), (self.training, (STATE,))):
-                settle(folder)
-                refuse_foreign(folder, files)
-            yield
-
-    def begin(self, key: str, overwrite: bool) -> None:
-        """Mark the folder as that of the run `key`; `overwrite` removes the files of the run that is there.
-
-        Raises `TercelError` if it is another run's, or one whose state is gone.
-        """
-        found = self._key()
-        heads, state = read_manifest(self.out) is not None, read_manifest(self.training) is not None
-        if not overwrite and found not in (None, key) and (heads or state):  # a run that saved nothing binds nobody
-            raise TercelError(other_run(self.out))
-        if not overwrite and heads and not state:
-            raise TercelError(
-                f"{self.out} holds a head of this run, but {self.training} is gone, so it cannot go on; bring it back "
-                "from a copy, or begin anew with --overwrite"
-            )
-        if found != key:
-            write_json(self.marker, {"format": 1, "key": key}, held=True)
-        if overwrite:
-            self._clear()
-
-    def _key(self) -> str | None:
-        """The key of the run that is here; None if there is no run."""
-        if not os.path.lexists(self.marker):
-            return None
-        try:
-            key = json.loads(self.marker.read_text(encoding="utf-8"))["key"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise TercelError(
-                f"{self.marker}, which says whose run this is, cannot be read; bring it back or choose another --out"
-            ) from error
-        return str(key)
-
-    def _check(self) -> None:
-        """Raises `TercelError` unless the folder is missing, empty, or a run's."""
-        try:
-            found = sorted(name for name in os.listdir(self.out) if not name.startswith(OURS))
-        except FileNotFoundError:
-            return
-        except NotADirectoryError as error:
-            raise TercelError(f"{self.out} is a file; choose another --out") from error
-        except OSError as error:
-            raise TercelError(f"cannot use {self.out}: {error.strerror or error}; choose another --out") from error
-        if self._key() is not None or not found:
-            return
-        if (self.training / STATE).is_file() and (self.out / RECORD).is_file():
-            raise TercelError(
-                f"{self.out} holds a run of an earlier version, which this one neither continues nor replaces; "
-                "choose another --out"
-            )
-        raise TercelError(
-            f"{self.out} is not empty and holds no training run (it has {found[0]}); choose another --out"
-        )
-
-    def _clear(self) -> None:
-        for folder in (self.out, self.last, self.training):  # the state goes last: it says whose the rest was
-            remove_set(folder)
-        for file in (self.metrics, self.curves):
-            file.unlink(missing_ok=True)
-        for folder in (self.last, self.training):
-            with suppress(OSError):
-                folder.rmdir()
-
-    @property
-    def marker(self) -> Path:
-        return self.out / f"{OURS}run.json"
-
-    @property
-    def last(self) -> Path:
-        return self.out / "last"
-
-    @property
-    def training(self) -> Path:
-        return self.out / "training"
-
-    @property
-    def state(self) -> Path:
-        return self.training / STATE
-
-    @property
-    def metrics(self) -> Path:
-        return self.training / "metrics.jsonl"
-
-    @property
-    def curves(self) -> Path:
-        return self.training / "curves.png"

@@ -32,12 +32,13 @@ from tercel.interop.output_rows import lend_output_layer
 from tercel.target_model.model import Target, default_feature_layers
 from tercel.train.acceptance import simulate
 from tercel.train.batches import Split, data_digest, plan_batches, split, supervised_counts, usable
-from tercel.train.config import RunFolder, TrainConfig
+from tercel.train.config import TrainConfig
 from tercel.train.facts import begun_record, identity, run_target
 from tercel.train.features import Encoded, FeatureSupply
 from tercel.train.initial import head_from, initialise_from_target
 from tercel.train.journal import Journal
 from tercel.train.precision import MasterWeights
+from tercel.train.run_folder import RunFolder
 from tercel.train.run_heads import RunHeads
 from tercel.train.state import TrainState, load_state, save_state, uninterrupted
 from tercel.train.ttt import Extent, training_time_test

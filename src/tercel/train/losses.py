@@ -16,15 +16,15 @@ vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.target_model.model import Target
+from tercel.train.config import LossKind
 
-LossKind = Literal["soft", "hard", "lk"]
 CHUNK_ROWS = 512
 
 

@@ -21,7 +21,7 @@ from tercel.file_set import (
 )
 from tercel.interop.card import head_card
 from tercel.reading import read_json
-from tercel.train.config import RunFolder
+from tercel.train.run_folder import RunFolder
 from tercel.train.state import uninterrupted
 
 

@@ -14,9 +14,9 @@ import torch
 
 from tercel.errors import TercelError
 from tercel.file_set import damaged, file_set, read_manifest
+from tercel.train.run_folder import STATE, other_run
 
 KIND = "training state"
-STATE = "state.pt"
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,3 @@ def load_state(folder: Path, key: str) -> TrainState | None:
     if state.key != key:
         raise TercelError(other_run(run))
     return state
-
-
-def other_run(run: Path) -> str:
-    """The sentence for a folder of a run with other settings, data or target."""
-    return f"{run} holds a run with other settings, data or target; choose another --out, or --overwrite"

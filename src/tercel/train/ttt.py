@@ -17,7 +17,8 @@ from torch import Tensor
 from tercel.draft.alignment import RowPlan, plan_rows, predicted, rope_position, teacher, token_in
 from tercel.draft.head import Eagle3Head
 from tercel.train.attention import segments, ttt_attention
-from tercel.train.losses import LossKind, StepLoss, Teacher, draft_loss
+from tercel.train.config import Objective
+from tercel.train.losses import StepLoss, Teacher, draft_loss
 
 
 @dataclass(frozen=True)
@@ -41,25 +42,6 @@ class Batch:
     def positions(self) -> Tensor:
         """int64 `[N]`, of each token in its own sequence."""
         return torch.cat([torch.arange(n) for n in self.lengths]).to(self.tokens.device)
-
-
-@dataclass(frozen=True)
-class Objective:
-    """How the steps' losses are made and summed (spec section 5).
-
-    steps `S`; decay `w` of `sum_s w^s loss_s` (`None`: the plain mean of the paper's formula); kind of loss;
-    oov: whether rows whose target argmax the head cannot propose are dropped; average over the rows of a
-    sequence first, or over all rows at once.
-    """
-
-    steps: int = 7
-    decay: float | None = 0.8
-    kind: LossKind = "soft"
-    oov: str = "drop"
-    average: str = "sequence"
-
-    def step_weight(self, step: int) -> float:
-        return 1.0 / self.steps if self.decay is None else self.decay**step
 
 
 @dataclass(frozen=True)
