@@ -43,7 +43,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
     target = Target.load(name, dtype=torch.bfloat16)
     draft = load_draft(sys.argv[2] if len(sys.argv) > 2 else None, target)
-    target.tap(draft.head.config.feature_layers)
+    layers = draft.head.config.feature_layers
     cache = target.new_cache(1, CONTEXT + 80)
     prompt = list(range(100, 100 + CONTEXT))
     target.prefill(prompt, cache)
@@ -52,7 +52,7 @@ def main() -> None:
         tokens = torch.arange(1000, 1000 + nodes)[None]
         positions = torch.arange(nodes)[None] + CONTEXT
         hidden = target.forward(tokens, positions, cache).hidden
-        forward = median_ms(lambda t=tokens, p=positions: target.forward(t, p, cache))
+        forward = median_ms(lambda t=tokens, p=positions: target.forward(t, p, cache, capture=layers))
         output = median_ms(lambda h=hidden: target.logits(h))
         print(f"{nodes:5}  {forward:14.1f}  {output:12.1f}")
 

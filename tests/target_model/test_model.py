@@ -19,9 +19,7 @@ LAYERS = (2, 4, 5)
 
 @cache
 def target_of(arch: str) -> Target:
-    target = Target(tiny_model(arch), tiny_tokenizer(), Source(arch, arch, "folder", None))
-    target.tap(LAYERS)
-    return target
+    return Target(tiny_model(arch), tiny_tokenizer(), Source(arch, arch, "folder", None))
 
 
 def some_tokens(count: int, seed: int) -> list[int]:
@@ -55,7 +53,7 @@ def one_by_one(target: Target, tokens: list[int]) -> TargetOutput:
     cache = target.new_cache(1, len(tokens))
     outs = []
     for position, token in enumerate(tokens):
-        outs.append(target.forward(torch.tensor([[token]]), torch.tensor([[position]]), cache))
+        outs.append(target.forward(torch.tensor([[token]]), torch.tensor([[position]]), cache, capture=LAYERS))
         cache.keep([[0]])
     return TargetOutput(
         torch.cat([o.hidden for o in outs], 1),
@@ -65,7 +63,7 @@ def one_by_one(target: Target, tokens: list[int]) -> TargetOutput:
 
 def verify_tree(target: Target, prefix: list[int], tokens: list[int], parents: list[int], cache) -> TargetOutput:
     depths = torch.tensor([[len(path_to(node, parents)) - 1 for node in range(len(parents))]])
-    return target.forward(torch.tensor([tokens]), depths + len(prefix), cache, ancestors(parents)[None])
+    return target.forward(torch.tensor([tokens]), depths + len(prefix), cache, ancestors(parents)[None], LAYERS)
 
 
 def same(target: Target, ours: TargetOutput, truth: TargetOutput) -> None:
@@ -108,7 +106,7 @@ def test_a_kept_path_continues_as_if_decoded_from_scratch(arch):
     cache.keep([[]])
     more = some_tokens(3, 21)
     kept = [*prefix, tokens[0], tokens[2], tokens[4]]
-    out = target.prefill(more, cache)
+    out = target.prefill(more, cache, capture=LAYERS)
     assert cache.lengths == [PREFIX + 6]
     same(target, out, at(one_by_one(target, kept + more), 0, slice(PREFIX + 3, None)))
 
@@ -127,7 +125,7 @@ def test_rows_of_different_lengths_equal_rows_alone(arch):
     parents, blocks = [-1, 0, 0, 1], [some_tokens(4, 40 + row) for row in range(3)]
     positions = torch.tensor([[0, 1, 1, 2]]) + torch.tensor(together.lengths)[:, None]
     within = ancestors(parents)[None].expand(3, -1, -1)
-    out = target.forward(torch.tensor(blocks), positions, together, within)
+    out = target.forward(torch.tensor(blocks), positions, together, within, LAYERS)
     for row, (prompt, cache) in enumerate(zip(prompts, alone, strict=True)):
         same(target, at(out, row, slice(None)), verify_tree(target, prompt, blocks[row], parents, cache))
     # ragged paths, one row leaves, the order changes: each still continues as its own text
@@ -135,7 +133,7 @@ def test_rows_of_different_lengths_equal_rows_alone(arch):
     together.keep(paths)
     together.select_rows([2, 0])
     texts = [prompts[row] + [blocks[row][node] for node in paths[row]] for row in (2, 0)]
-    out = target.forward(torch.tensor([[7], [7]]), torch.tensor([[len(t)] for t in texts]), together)
+    out = target.forward(torch.tensor([[7], [7]]), torch.tensor([[len(t)] for t in texts]), together, capture=LAYERS)
     for row, text in enumerate(texts):
         same(target, at(out, row, slice(None)), at(one_by_one(target, [*text, 7]), 0, [len(text)]))
 
@@ -144,9 +142,9 @@ def test_rows_of_different_lengths_equal_rows_alone(arch):
 def test_chunks_the_whole_and_padding_give_the_same(arch):
     target, tokens = target_of(arch), some_tokens(PREFIX, 3)
     truth = one_by_one(target, tokens)
-    same(target, target.prefill(tokens, target.new_cache(1, 4), chunk=5), truth)
+    same(target, target.prefill(tokens, target.new_cache(1, 4), chunk=5, capture=LAYERS), truth)
     padded = torch.tensor([tokens, tokens[:6] + [0] * (PREFIX - 6)])
-    out = target.encode(padded)
+    out = target.encode(padded, LAYERS)
     same(target, at(out, 0, slice(None)), truth)
     same(target, at(out, 1, slice(6)), at(truth, 0, slice(6)))
 
@@ -155,7 +153,7 @@ def test_chunks_the_whole_and_padding_give_the_same(arch):
 def test_outputs_are_the_models_own(arch):
     target, tokens = target_of(arch), torch.tensor([some_tokens(PREFIX, 4)])
     own = target.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
-    out = target.encode(tokens)
+    out = target.encode(tokens, LAYERS)
     torch.testing.assert_close(target.logits(out.hidden), own.logits, rtol=1e-5, atol=1e-5)
     for captured, layer in zip(out.layers, LAYERS, strict=True):
         assert torch.equal(captured, own.hidden_states[layer])
@@ -195,10 +193,20 @@ def test_layers_can_be_any_and_are_checked():
     tokens = torch.tensor([some_tokens(5, 7)])
     states = target.model(input_ids=tokens, output_hidden_states=True).hidden_states
     for layers in ((0,), (0, 4, 7), (1, 2, 3, 5, 6), (8,), (3, 8)):  # 8: after the final norm
-        target.tap(layers)
-        assert torch.equal(target.encode(tokens).features, torch.cat([states[i] for i in layers], -1))
+        assert torch.equal(target.encode(tokens, layers).features, torch.cat([states[i] for i in layers], -1))
     with pytest.raises(TercelError, match=r"feature layer 9 is out of range: llama has layers 0\.\.7"):
-        target.tap((2, 9))
+        target.encode(tokens, (2, 9))
+
+
+def test_what_one_caller_captures_no_other_sees():
+    """Nor does a forward that failed leave anything behind."""
+    target, tokens = target_of("llama"), torch.tensor([some_tokens(5, 8)])
+    first = target.encode(tokens, (4, 2))
+    assert [len(target.encode(tokens, layers).layers) for layers in ((), (2,))] == [0, 1]
+    assert torch.equal(target.encode(tokens, (2, 2, 4)).features, torch.cat([first.layers[i] for i in (1, 1, 0)], -1))
+    with pytest.raises(IndexError):
+        target.encode(torch.tensor([[VOCAB]]), (2,))
+    assert not any(layer._forward_pre_hooks for layer in target.decoder_layers)
 
 
 @pytest.mark.parametrize(("layers", "expected"), [(30, (2, 15, 27)), (7, (2, 3, 4)), (6, (0, 3, 5)), (3, (0, 1, 2))])

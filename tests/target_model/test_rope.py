@@ -104,8 +104,7 @@ def test_the_border_itself_changes_the_text():
 
 def test_encode_ends_at_every_token_as_one_forward_does():
     target, tokens = longrope(), torch.tensor([text(70, 1), text(70, 2)])
-    target.tap((1, 2))
-    out = target.encode(tokens)
+    out = target.encode(tokens, (1, 2))
     for end in (1, 59, 60, 61, 70):
         alone = target.model(input_ids=tokens[:, :end], use_cache=False, output_hidden_states=True).hidden_states
         torch.testing.assert_close(out.hidden[:, end - 1], alone[-1][:, -1], rtol=1e-4, atol=1e-4)

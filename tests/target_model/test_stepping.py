@@ -43,11 +43,11 @@ def test_token_by_token_equals_generate(arch):
 
 def test_features_of_steps_are_those_of_the_whole():
     target, tokens = tiny_target("qwen3_next"), list(PROMPTS[1])
-    target.tap((1, 4))
     cache = target.new_cache(1, 0)
-    outs = [target.prefill(piece, cache) for piece in (tokens[:5], tokens[5:])]  # on from a state: token by token
+    pieces = (tokens[:5], tokens[5:])  # the second, on from a state, token by token
+    outs = [target.prefill(piece, cache, capture=(1, 4)) for piece in pieces]
     features = torch.cat([out.features for out in outs], 1)
-    torch.testing.assert_close(features, target.encode(torch.tensor([tokens])).features, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(features, target.encode(torch.tensor([tokens]), (1, 4)).features, rtol=1e-2, atol=1e-3)
 
 
 def test_a_part_of_a_block_cannot_be_kept():

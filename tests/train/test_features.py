@@ -143,10 +143,3 @@ def test_groups_waste_little_padding(lengths):
     for group in groups:
         padded = max(lengths[i] for i in group) * len(group)
         assert padded <= features.PADDING_WASTE * sum(lengths[i] for i in group)
-
-
-def test_a_target_that_others_tapped_since_still_gives_the_heads_layers():
-    supply = supply_of()
-    truth = supply.batch(CHATS)
-    supply.target.tap((0, 7))
-    equal(supply.batch(CHATS), truth)

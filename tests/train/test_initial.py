@@ -36,8 +36,7 @@ def test_the_fused_hidden_has_unit_size_and_no_layer_drowns_the_others(flags):
     for norm in head.fc_norm:
         norm.weight.fill_(1.0)
     initialise_from_target(head, target, vocabulary, CHATS)
-    target.tap(LAYERS)
-    features = target.encode(torch.tensor(CHATS[1].tokens[None]).long()).features[0]
+    features = target.encode(torch.tensor(CHATS[1].tokens[None]).long(), LAYERS).features[0]
     assert 0.5 < float(head.fuse(features).pow(2).mean().sqrt()) < 2
     if not flags:
         parts = [

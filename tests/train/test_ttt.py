@@ -190,7 +190,7 @@ def test_head_outputs_are_those_of_decoding_with_a_cache(monkeypatch):
     monkeypatch.setattr(head, "finish", recorded)
     plan = training_time_test(head, batch, to_draft, Objective(steps=4)).plan
     monkeypatch.undo()
-    features = target.encode(batch.tokens[None]).features[0]
+    features = target.encode(batch.tokens[None], head.config.feature_layers).features[0]
     for row in plan.rows[0].tolist():
         decoded = decode_with_cache(head, target, features[: row + 1], one.tokens.tolist(), drafts=4)
         for step, rows in enumerate(plan.rows):

@@ -70,7 +70,6 @@ class DecodingLoop:
 
     def step(self) -> list[Event]:
         """Admit what fits, then propose, verify and commit once for every row. Returns what became known."""
-        self.target.tap(self.proposer.feature_layers)
         events = self._admit()
         if self._rows:
             events += self._advance()
@@ -125,7 +124,7 @@ class DecodingLoop:
             packed[row, :n, 1] += tree.depths
         there = to_device(packed, self.target.device)
         tokens, positions = there[:, :, 0].contiguous(), there[:, :, 1].contiguous()
-        return self.target.forward(tokens, positions, self._cache, there[:, :, 2:] > 0)
+        return self.target.forward(tokens, positions, self._cache, there[:, :, 2:] > 0, self.proposer.feature_layers)
 
     def _verify(self, proposals: Sequence[Proposal], logits: Tensor) -> list[Verdict]:
         """A verdict a row; for greedy requests all that leaves the device is the best token of every node."""
@@ -166,7 +165,7 @@ class DecodingLoop:
                 self.proposer.reset(self._capacity(request))
             started = self._clock.now()
             own = self.target.new_cache(1, self._capacity(request))
-            output = self.target.prefill(request.prompt, own)
+            output = self.target.prefill(request.prompt, own, capture=self.proposer.feature_layers)
             logits = self.target.logits(output.hidden[0, -1])
             token = choose_token(logits, request.params, request.history, request.stream)
             event = request.start(token)

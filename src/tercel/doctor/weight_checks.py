@@ -143,11 +143,8 @@ def _declared(files: HeadFiles) -> set[str]:
 
 def _largest_feature(target: Target, prompt: list[int]) -> float:
     """Largest number in the residual stream entering any layer."""
-    target.tap(range(target.num_layers))
-    layers = target.encode(torch.tensor([prompt], device=target.device)).layers
-    largest = max(float(layer.float().abs().max()) for layer in layers)
-    target.tap(())
-    return largest
+    layers = target.encode(torch.tensor([prompt], device=target.device), range(target.num_layers)).layers
+    return max(float(layer.float().abs().max()) for layer in layers)
 
 
 def quantisation_findings(target: Target, files: HeadFiles) -> Iterator[Finding]:

@@ -80,7 +80,6 @@ class TransformersMethod:
     def run(self, prompt: tuple[int, ...], params: SamplingParams) -> Run:
         """Raises `TercelError` for parameters that stock generation has not, or has in another sense."""
         _check_stock(params)
-        self.target.tap(())  # capturing features is not part of stock generation
         device = self.target.device
         config = self._config(params, len(prompt))
         stops = StoppingCriteriaList([_StopStrings(params, self.target.tokenizer, len(prompt))] if params.stop else [])

@@ -20,6 +20,7 @@ from tercel.errors import TercelError
 from tercel.target_model.attention import use_grouped_attention
 from tercel.target_model.cache import RowCache, TargetCache
 from tercel.target_model.capabilities import TreeSupport, check_steps, probe_tree_support
+from tercel.target_model.capture import layer_inputs
 from tercel.target_model.ends import end_ids, turn_end, union
 from tercel.target_model.identity import SCHEME, Samples, fingerprint, first_fingerprint, held_samples, stored_samples
 from tercel.target_model.masks import additive, causal_block, slot_positions, visible_slots, within_window
@@ -42,7 +43,7 @@ __all__ = ["Target", "TargetOutput", "default_feature_layers"]
 
 
 class Target:
-    """A frozen causal language model with hooks for its features, and what a head needs to know of it.
+    """A frozen causal language model, and what a head needs to know of it.
 
     samples: of the weights as stored, if the model was loaded from files; else they are taken from memory.
     template_arguments: given to the tokenizer's chat template in all that this target renders.
@@ -73,9 +74,6 @@ class Target:
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.decoder: nn.Module = decoder_of(model)
         self.decoder_layers = decoder_layers(self.decoder, self.num_layers)
-        self.feature_layers: tuple[int, ...] = ()
-        self._captured: dict[int, Tensor] = {}
-        self._hooks: list[Any] = []
         self._windows = attention_windows(config)
         self.output_layer = OutputLayer.of(model)
         self.embedding_scale = embedding_scale(model, self.decoder_layers[0])
@@ -203,49 +201,31 @@ class Target:
         vocabulary = sorted(self.tokenizer.get_vocab().items(), key=lambda item: item[1])
         return hashlib.sha256(repr(vocabulary).encode()).hexdigest()[:16]
 
-    def tap(self, layers: Sequence[int]) -> None:
-        """Capture the input of these decoder layers (`0 .. L-1`) in every forward from now on; `L` is the input of
-        the output layer, after the final norm.
-
-        Raises `TercelError` for an id out of range.
-        """
-        for layer in layers:
-            if not 0 <= layer <= self.num_layers:
-                raise TercelError(
-                    f"feature layer {layer} is out of range: {self.source.name} has layers 0..{self.num_layers - 1}"
-                )
-        if tuple(layers) == self.feature_layers:
-            return
-        for hook in self._hooks:
-            hook.remove()
-        self.feature_layers = tuple(layers)
-        self._hooks = [
-            self.decoder_layers[layer].register_forward_pre_hook(self._capture(layer), with_kwargs=True)
-            for layer in dict.fromkeys(layers)
-            if layer < self.num_layers
-        ]
-
-    def _capture(self, layer: int) -> Any:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._captured[layer] = args[0] if args else kwargs["hidden_states"]
-
-        return hook
-
     def new_cache(self, rows: int, capacity: int) -> RowCache:
         return StepCache(rows, self.config) if self._steps else TargetCache(rows, capacity)
 
     @torch.no_grad()
-    def forward(self, tokens: Tensor, positions: Tensor, cache: RowCache, within: Tensor | None = None) -> TargetOutput:
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: RowCache,
+        within: Tensor | None = None,
+        capture: Sequence[int] = (),
+    ) -> TargetOutput:
         """Run a block behind what `cache` holds; the block's keys stay uncommitted until `cache.keep`.
 
         tokens, positions: `[B, T]`; within: bool `[B, T, T]`, which block tokens each one sees (a tree's
         ancestor mask), causal if left out. With a `StepCache`, blocks are causal and positions follow the cache.
-        Raises `TercelError` for a block that reaches past a border where its row would be rotated otherwise.
+        capture: the decoder layers whose input is wanted (`0 .. L-1`); `L` is the input of the output layer, after the
+        final norm.
+        Raises `TercelError` for a block that reaches past a border where its row would be rotated otherwise, and for
+        a layer out of range.
         """
         block = tokens.shape[1]
         if isinstance(cache, StepCache):
             cache.begin(block)
-            rows = [self._run(tokens[i : i + 1], None, None, own) for i, own in enumerate(cache.rows)]
+            rows = [self._run(tokens[i : i + 1], None, None, own, capture) for i, own in enumerate(cache.rows)]
             return joined(rows, 0)
         assert isinstance(cache, TargetCache)
         if within is None:
@@ -254,7 +234,7 @@ class Target:
         cache.begin(block, tokens.device)
         seen = visible_slots(lengths, within)
         with nullcontext() if self.rope is None else self.rope.block(cache, positions):
-            return self._run(tokens, positions, self._masks(seen, positions, lengths), cache)
+            return self._run(tokens, positions, self._masks(seen, positions, lengths), cache, capture)
 
     def renew(self, cache: RowCache, texts: Sequence[Sequence[int]]) -> None:
         """Make ready for the next block: run rows again whose next token lies past the border behind which RoPE turns
@@ -285,38 +265,50 @@ class Target:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     @torch.no_grad()
-    def encode(self, tokens: Tensor) -> TargetOutput:
+    def encode(self, tokens: Tensor, capture: Sequence[int] = ()) -> TargetOutput:
         """Run whole right-padded sequences `[B, T]` without a cache; causality hides the padding.
 
         Entry `i` is what one forward over the first `i + 1` tokens ends with, also where RoPE depends on the length.
+        capture: as in `forward`.
         """
         if self.rope is None:
-            return self._run(tokens, None, None, None)
+            return self._run(tokens, None, None, None, capture)
         border, length = self.rope.border, tokens.shape[1]
         parts = []
         with self.rope.sequences([1]):
-            parts.append(self._run(tokens[:, :border], None, None, None))
+            parts.append(self._run(tokens[:, :border], None, None, None, capture))
         if length > border:
             with self.rope.sequences([length]):
-                parts.append(self._run(tokens, None, None, None).part(border))
+                parts.append(self._run(tokens, None, None, None, capture).part(border))
         return joined(parts, 1)
 
-    def _run(self, tokens: Tensor, positions: Tensor | None, mask: Any, cache: Cache | None) -> TargetOutput:
-        self._captured.clear()
-        hidden = self.decoder(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=mask,
-            cache=cache,
-            use_cache=cache is not None,
-        ).last_hidden_state
-        self._captured[self.num_layers] = hidden
-        layers = tuple(self._captured[layer] for layer in self.feature_layers)
-        self._captured.clear()
-        return TargetOutput(hidden=hidden, layers=layers)
+    def _run(
+        self, tokens: Tensor, positions: Tensor | None, mask: Any, cache: Cache | None, capture: Sequence[int]
+    ) -> TargetOutput:
+        for layer in capture:
+            if not 0 <= layer <= self.num_layers:
+                raise TercelError(
+                    f"feature layer {layer} is out of range: {self.source.name} has layers 0..{self.num_layers - 1}"
+                )
+        inner = [layer for layer in capture if layer < self.num_layers]
+        with layer_inputs(self.decoder_layers, inner) as seen:
+            hidden = self.decoder(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                cache=cache,
+                use_cache=cache is not None,
+            ).last_hidden_state
+        seen[self.num_layers] = hidden
+        return TargetOutput(hidden=hidden, layers=tuple(seen[layer] for layer in capture))
 
     def prefill(
-        self, tokens: Sequence[int], cache: RowCache, chunk: int = 512, sequence: int | None = None
+        self,
+        tokens: Sequence[int],
+        cache: RowCache,
+        chunk: int = 512,
+        sequence: int | None = None,
+        capture: Sequence[int] = (),
     ) -> TargetOutput:
         """Run a prompt behind what a one-row `cache` holds and commit it; returns `[1, T, ..]`.
 
@@ -333,7 +325,7 @@ class Target:
         for start in range(0, len(tokens), chunk):
             piece = to_device([list(tokens[start : start + chunk])], self.device)
             positions = torch.arange(piece.shape[1], device=self.device)[None] + cache.lengths[0]
-            outputs.append(self.forward(piece, positions, cache))
+            outputs.append(self.forward(piece, positions, cache, capture=capture))
             cache.keep([range(piece.shape[1])])
         return joined(outputs, 1)
 

@@ -7,7 +7,6 @@ fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tercel.errors import TercelError
+from tercel.target_model.capture import layer_inputs
 from tercel.target_model.structure import decoder_of
 
 PROBE_TOKENS = 6
@@ -81,21 +81,10 @@ def embedding_scale(model: PreTrainedModel, first_layer: nn.Module) -> float:
     Models that add positions or normalise there have no such constant: 1, the head then sees plain
     embeddings.
     """
-    entered: list[Tensor] = []
-    hook = first_layer.register_forward_pre_hook(_keep_input(entered), with_kwargs=True)
     tokens = probe_tokens(model)
-    try:
+    with layer_inputs([first_layer], [0]) as entered:
         decoder_of(model)(input_ids=tokens, use_cache=False)
-    finally:
-        hook.remove()
     plain = model.get_input_embeddings()(tokens).float()
     scale = float((entered[0].float() * plain).sum() / (plain * plain).sum())
     scaled = torch.allclose(plain * scale, entered[0].float(), rtol=2e-2, atol=2e-2 * float(plain.std()) * abs(scale))
     return scale if scaled and abs(scale - 1.0) > 1e-3 else 1.0
-
-
-def _keep_input(kept: list[Tensor]) -> Callable[..., None]:
-    def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
-        kept.append(args[0] if args else kwargs["hidden_states"])
-
-    return hook

@@ -100,8 +100,7 @@ class FeatureSupply:
         padded = torch.zeros(len(chats), width, dtype=torch.long)
         for row, chat in enumerate(chats):
             padded[row, : len(chat.tokens)] = torch.from_numpy(chat.tokens)
-        self.target.tap(self.head.config.feature_layers)  # others may have tapped it since
-        out = self.target.encode(padded.to(self.target.device))
+        out = self.target.encode(padded.to(self.target.device), self.head.config.feature_layers)
         features = out.features
         return [
             Encoded(

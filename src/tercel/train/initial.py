@@ -34,11 +34,10 @@ def initialise_from_target(
     if head.config.fc_norm:  # normed before they are fused
         head.fc.weight.normal_(std=head.fc.in_features**-0.5)
         return
-    target.tap(layers)
     sizes = []  # root mean square of each captured layer, one row a chat
     for chat in chats[:SAMPLE_CHATS]:
         tokens = torch.from_numpy(chat.tokens).long()[None].to(target.device)
-        captured = target.encode(tokens).layers
+        captured = target.encode(tokens, layers).layers
         sizes.append(torch.stack([layer[0].float().pow(2).mean(-1).sqrt().median() for layer in captured]))
     scale = torch.stack(sizes).median(0).values.clamp(min=1e-6)
     for block, size in zip(head.fc.weight.chunk(len(layers), dim=1), scale.tolist(), strict=True):
