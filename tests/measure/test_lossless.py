@@ -107,8 +107,8 @@ def test_a_fault_of_the_target_room_does_not_excuse_itself(monkeypatch: pytest.M
     """The noise is measured by the stock model: a block that sees too much must not count as rounding."""
     target = small_target()  # loaded before the fault is planted
 
-    def everything(lengths, within):
-        return torch.ones(*within.shape[:2], max(lengths) + within.shape[1], dtype=torch.bool)
+    def everything(lengths, block_mask):
+        return torch.ones(*block_mask.shape[:2], max(lengths) + block_mask.shape[1], dtype=torch.bool)
 
     monkeypatch.setattr("tercel.target_model.model.visible_slots", everything)
     check = check_greedy(target, tree_engine(), vanilla(target), PROMPTS, GREEDY)

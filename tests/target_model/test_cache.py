@@ -110,7 +110,7 @@ def test_uncommitted_blocks_stay_where_a_later_one_is_to_lie_behind_them():
     second = [[103], [203]]
     writer.cache.begin(2, CPU)
     writer.cache.update(entries(first, 0), entries(first, 0), 0)
-    assert writer.cache.begin(1, CPU, behind=2) == 5
+    assert writer.cache.begin(1, CPU, uncommitted=2) == 5
     keys, _ = writer.cache.update(entries(second, 0), entries(second, 0), 0)
     for row, kept in enumerate(writer.kept):
         wanted = entries([kept + first[row] + second[row]], 0)[0]

@@ -15,14 +15,14 @@ LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=4)
 @given(lengths=LENGTHS, block=st.integers(1, 4), extra=st.integers(0, 3), seed=st.integers(0, 99))
 def test_a_token_sees_its_rows_past_and_what_it_is_allowed_behind_it(lengths, block, extra, seed):
     generator = torch.Generator().manual_seed(seed)
-    within = torch.rand(len(lengths), block, block + extra, generator=generator) < 0.5
-    seen = visible_slots(lengths, within)
+    block_mask = torch.rand(len(lengths), block, block + extra, generator=generator) < 0.5
+    seen = visible_slots(lengths, block_mask)
     assert seen.shape == (len(lengths), block, max(lengths) + block + extra)
     for row, length in enumerate(lengths):
         for token in range(block):
             for slot in range(seen.shape[2]):
-                behind = slot - length
-                expected = behind < 0 or (behind < block + extra and bool(within[row, token, behind]))
+                place = slot - length
+                expected = place < 0 or (place < block + extra and bool(block_mask[row, token, place]))
                 assert bool(seen[row, token, slot]) == expected
 
 

@@ -124,8 +124,8 @@ def test_rows_of_different_lengths_equal_rows_alone(arch):
         alone.append(cache)
     parents, blocks = [-1, 0, 0, 1], [some_tokens(4, 40 + row) for row in range(3)]
     positions = torch.tensor([[0, 1, 1, 2]]) + torch.tensor(together.lengths)[:, None]
-    within = ancestors(parents)[None].expand(3, -1, -1)
-    out = target.forward(torch.tensor(blocks), positions, together, within, LAYERS)
+    block_mask = ancestors(parents)[None].expand(3, -1, -1)
+    out = target.forward(torch.tensor(blocks), positions, together, block_mask, LAYERS)
     for row, (prompt, cache) in enumerate(zip(prompts, alone, strict=True)):
         same(target, at(out, row, slice(None)), verify_tree(target, prompt, blocks[row], parents, cache))
     # ragged paths, one row leaves, the order changes: each still continues as its own text

@@ -96,7 +96,7 @@ class HeadState:
         width = tokens.shape[1]
         positions = self._known(self.cache.starts(tokens.device) + depth - 1)[:, None].expand(-1, width)
         now = self.head.project(self.embed(tokens), hidden, positions)
-        self.cache.begin(width, tokens.device, behind=(depth - 1) * width)
+        self.cache.begin(width, tokens.device, uncommitted=(depth - 1) * width)
         keys, values = self.cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
         seen = visible_slots(self.cache.lengths, within)
         return self.head.finish(now.residual, _attend(now.query, keys, values, seen))

@@ -3,7 +3,7 @@
 Shape legend: B rows (requests), T block length, Hkv key/value heads, D head size, S slots.
 
 Every row is filled from slot 0 without gaps: slot `s < lengths[row]` holds the committed token at position
-`s`. A block that is being verified lies behind that, from slot `lengths[row]` on, until `keep` makes a path
+`s`. A block that is being verified lies after that, from slot `lengths[row]` on, until `keep` makes a path
 of it permanent. What is not kept needs no clearing: the next block overwrites it. Sliding-window layers keep
 all slots too; their window is a matter of the mask, so that rolling back stays free.
 """
@@ -48,27 +48,27 @@ class TargetCache(Cache):
         self._keys: list[Tensor | None] = []  # a layer: [B, Hkv, capacity, D]
         self._values: list[Tensor | None] = []
         self._block = 0  # length of the block in flight
-        self._behind = 0  # uncommitted slots before it
+        self._uncommitted = 0  # slots before it that are not committed either
         self._slots: Tensor | None = None  # [B, T], where rows differ in length
         self._starts: tuple[list[int], Tensor] | None = None
         self._span = 0
 
-    def begin(self, block: int, device: torch.device, behind: int = 0) -> int:
+    def begin(self, block: int, device: torch.device, uncommitted: int = 0) -> int:
         """Announce a block of `block` tokens a row; returns `S`, the number of slots attention will see.
 
-        behind: how many slots of earlier, still uncommitted blocks it is to leave untouched (a tree drafted
+        uncommitted: how many slots of earlier blocks, not committed yet, it is to leave untouched (a tree drafted
         level by level).
         """
-        self._span = max(self.lengths) + behind + block
+        self._span = max(self.lengths) + uncommitted + block
         if self._span > self.capacity:
             self._grow(max(self._span, self.capacity * 3 // 2))
         self._block = block
-        self._behind = behind
+        self._uncommitted = uncommitted
         uniform = len(set(self.lengths)) == 1
         self._slots = (
             None
             if uniform
-            else self.starts(device)[:, None] + behind + torch.arange(block, device=device)
+            else self.starts(device)[:, None] + uncommitted + torch.arange(block, device=device)
         )
         return self._span
 
@@ -94,7 +94,7 @@ class TargetCache(Cache):
             # zeros, not empty: masked slots still enter the product with weight 0, and 0 * NaN is NaN
             storage = block.new_zeros(self.rows, block.shape[1], self.capacity, block.shape[3])
         if self._slots is None:
-            start = self.lengths[0] + self._behind
+            start = self.lengths[0] + self._uncommitted
             storage[:, :, start : start + self._block] = block
         else:
             rows = torch.arange(self.rows, device=block.device)[:, None]

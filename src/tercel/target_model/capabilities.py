@@ -100,8 +100,8 @@ def _refused_layers(kinds: Sequence[str]) -> str | None:
 class _Block:
     """Forwards of one shape: three tokens under a mask `[T, T]` behind three tokens of a cache."""
 
-    def __init__(self, target: Target, within: Tensor, depths: list[int], first: int | None = None) -> None:
-        self.target, self.within, self.depths = target, within, depths
+    def __init__(self, target: Target, block_mask: Tensor, depths: list[int], first: int | None = None) -> None:
+        self.target, self.block_mask, self.depths = target, block_mask, depths
         tokens = probe_tokens(target.model)[0].tolist()
         self.prefix, self.tokens = tokens[:3], tokens[3:]
         self.cache = target.new_cache(1, len(tokens))
@@ -113,7 +113,7 @@ class _Block:
         device = self.target.device
         positions = torch.tensor([depths or self.depths], device=device) + len(self.prefix)
         block = torch.tensor([tokens or self.tokens], device=device)
-        return self.target.forward(block, positions, self.cache, self.within[None]).hidden[0]
+        return self.target.forward(block, positions, self.cache, self.block_mask[None]).hidden[0]
 
     def exchanged(self, node: int) -> Tensor:
         """`[T]`: how far another token at `node` moves each one."""
@@ -127,26 +127,26 @@ class _Block:
         return not has_experts(self.target.config) and torch.equal(self.before, self.hidden())
 
 
-def _fault(target: Target, within: Tensor, depths: list[int]) -> str | None:
-    """Why a block under the mask `within` is not what its paths are one by one, or None."""
-    block = _Block(target, within, depths)
-    other = _Block(target, within, depths, first=block.tokens[0])
+def _fault(target: Target, block_mask: Tensor, depths: list[int]) -> str | None:
+    """Why a block under `block_mask` is not what its paths are one by one, or None."""
+    block = _Block(target, block_mask, depths)
+    other = _Block(target, block_mask, depths, first=block.tokens[0])
     if _moved(other.before, block.before).min() == 0:
         return "a block does not see the tokens in the cache"
     moved = torch.stack([block.exchanged(node) for node in range(len(depths))], 1)  # [T, T], like the mask
-    if moved[within].min() == 0:
+    if moved[block_mask].min() == 0:
         return "the tokens of a block do not see those that the mask shows them"
-    if moved[~within].max() > (0.0 if block.exact() else LEAK * float(moved[within].min())):
+    if moved[~block_mask].max() > (0.0 if block.exact() else LEAK * float(moved[block_mask].min())):
         return "its attention ignores the tree mask, so siblings see each other"
-    path = [token for token, seen in zip(block.tokens, within[-1].tolist(), strict=True) if seen]
+    path = [token for token, seen in zip(block.tokens, block_mask[-1].tolist(), strict=True) if seen]
     whole = target.encode(torch.tensor([[*block.prefix, *path]], device=target.device)).hidden
     if not _near(target, block.before[-1], whole[0, -1]):
         return "a block behind the cache gives other logits than the whole text at once"
     return None
 
 
-def _ignores_positions(target: Target, within: Tensor, depths: list[int]) -> str | None:
-    block = _Block(target, within, depths)
+def _ignores_positions(target: Target, block_mask: Tensor, depths: list[int]) -> str | None:
+    block = _Block(target, block_mask, depths)
     deeper = block.hidden(depths=[*depths[:-1], depths[-1] + 1])
     if _moved(deeper, block.before)[-1] == 0:
         return "its attention ignores the given positions, so a node counts its siblings as tokens before it"

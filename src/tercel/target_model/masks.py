@@ -1,4 +1,4 @@
-"""Attention masks for a block behind a ragged cache.
+"""Attention masks for a block after a ragged cache.
 
 Shape legend: B rows, T block length, S slots (`max(lengths) + T`).
 """
@@ -16,22 +16,22 @@ def causal_block(length: int, device: torch.device) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()[None]
 
 
-def visible_slots(lengths: Sequence[int], within: Tensor) -> Tensor:
-    """Which slots each block token may attend to: every committed one of its row, and `within` those behind.
+def visible_slots(lengths: Sequence[int], block_mask: Tensor) -> Tensor:
+    """Which slots each block token may attend to: every committed one of its row, and what `block_mask` allows after.
 
-    `lengths`: committed tokens of each row; `within` bool `[B, T, M]`: which of the `M` slots behind the
-    committed ones each of the `T` tokens sees (`M = T` for a block of its own; more where earlier blocks are
+    `lengths`: committed tokens of each row; `block_mask` bool `[B, T, M]`: which of the `M` slots after
+    the committed ones each of the `T` tokens sees (`M = T` for a block of its own; more where earlier blocks are
     still uncommitted). Returns bool `[B, T, max(lengths) + M]`.
     """
-    rows, block, behind = within.shape
+    rows, block, width = block_mask.shape
     shortest, longest = min(lengths), max(lengths)
     if shortest == longest:
-        committed = within.new_ones(1, 1, 1).expand(rows, block, longest)
-        return torch.cat([committed, within], dim=-1)
-    seen = torch.zeros(rows, block, longest + behind, dtype=torch.bool, device=within.device)
+        committed = block_mask.new_ones(1, 1, 1).expand(rows, block, longest)
+        return torch.cat([committed, block_mask], dim=-1)
+    seen = torch.zeros(rows, block, longest + width, dtype=torch.bool, device=block_mask.device)
     for row, length in enumerate(lengths):
         seen[row, :, :length] = True
-        seen[row, :, length : length + behind] = within[row]
+        seen[row, :, length : length + width] = block_mask[row]
     return seen
 
 

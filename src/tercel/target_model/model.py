@@ -210,12 +210,12 @@ class Target:
         tokens: Tensor,
         positions: Tensor,
         cache: RowCache,
-        within: Tensor | None = None,
+        block_mask: Tensor | None = None,
         capture: Sequence[int] = (),
     ) -> TargetOutput:
-        """Run a block behind what `cache` holds; the block's keys stay uncommitted until `cache.keep`.
+        """Run a block after what `cache` holds; the block's keys stay uncommitted until `cache.keep`.
 
-        tokens, positions: `[B, T]`; within: bool `[B, T, T]`, which block tokens each one sees (a tree's
+        tokens, positions: `[B, T]`; block_mask: bool `[B, T, T]`, which block tokens each one sees (a tree's
         ancestor mask), causal if left out. With a `StepCache`, blocks are causal and positions follow the cache.
         capture: the decoder layers whose input is wanted (`0 .. L-1`); `L` is the input of the output layer, after the
         final norm.
@@ -228,16 +228,16 @@ class Target:
             rows = [self._run(tokens[i : i + 1], None, None, own, capture) for i, own in enumerate(cache.rows)]
             return joined(rows, 0)
         assert isinstance(cache, TargetCache)
-        if within is None:
-            within = causal_block(block, tokens.device).expand(tokens.shape[0], -1, -1)
+        if block_mask is None:
+            block_mask = causal_block(block, tokens.device).expand(tokens.shape[0], -1, -1)
         lengths = list(cache.lengths)
         cache.begin(block, tokens.device)
-        seen = visible_slots(lengths, within)
+        seen = visible_slots(lengths, block_mask)
         with nullcontext() if self.rope is None else self.rope.block(cache, positions):
             return self._run(tokens, positions, self._masks(seen, positions, lengths), cache, capture)
 
     def renew(self, cache: RowCache, texts: Sequence[Sequence[int]]) -> None:
-        """Make ready for the next block: run rows again whose next token lies past the border behind which RoPE turns
+        """Make ready for the next block: run rows again whose next token lies past the border past which RoPE turns
         all their keys anew; `texts` are the tokens of each row."""
         if self.rope is None or not isinstance(cache, TargetCache):
             return
@@ -310,7 +310,7 @@ class Target:
         sequence: int | None = None,
         capture: Sequence[int] = (),
     ) -> TargetOutput:
-        """Run a prompt behind what a one-row `cache` holds and commit it; returns `[1, T, ..]`.
+        """Run a prompt after what a one-row `cache` holds and commit it; returns `[1, T, ..]`.
 
         sequence: how long a sequence its keys are rotated for, if not for the tokens there are then.
         Raises `TercelError` for an empty prompt.

@@ -59,7 +59,7 @@ class LengthRope:
 
     @contextmanager
     def block(self, cache: TargetCache, positions: Tensor) -> Iterator[None]:
-        """Within, a block at `positions` `[B, T]` behind `cache` is rotated as the keys of its row are.
+        """Within, a block at `positions` `[B, T]` after `cache` is rotated as the keys of its row are.
 
         Raises `TercelError` if the block crosses the border: then no keys would be right for all of it.
         """
@@ -69,7 +69,7 @@ class LengthRope:
             near = not self.is_long(lengths[row]) and self.is_long(length + positions.shape[1])
             if (near and self.is_long(int(positions[row].max()) + 1)) or row in stale:
                 raise TercelError(
-                    f"a block crosses position {self.border}, behind which all tokens before it are rotated anew; "
+                    f"a block crosses position {self.border}, past which all tokens before it are rotated anew; "
                     "end it there and renew the cache"
                 )
         with self.sequences(lengths):
