@@ -167,7 +167,7 @@ def command(
 def rendering_moment(tokenizer: PreTrainedTokenizerBase, out: Path, overwrite: bool) -> datetime | None:
     """What the chat template takes for now: the moment of the run in `out` if there is one, else this one. None for a
     template that writes no date."""
-    from tercel.chat.dates import writes_date
+    from tercel.chat.dates import this_moment, writes_date
     from tercel.train.journal import Journal
     from tercel.train.run_folder import RunFolder
 
