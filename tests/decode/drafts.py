@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from tercel.decode.draft_tree import DraftTree
+from tercel.decode.proposer import Proposer
+from tercel.decode.types import Proposal
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head, HeadConfig, HeadInfo
 from tercel.target_model.model import Target, default_feature_layers
 from tercel.target_model.sources import Source
@@ -53,9 +56,6 @@ class Oracle:
         pass
 
     def propose(self, rows):
-        from tercel.decode.draft_tree import DraftTree
-        from tercel.decode.types import Proposal
-
         proposals = []
         for row in rows:
             prompt = self.prompt_of(tuple(row.tokens))
@@ -75,3 +75,19 @@ class Oracle:
 
     def select_rows(self, rows) -> None:
         pass
+
+
+class Watched:
+    """A proposer whose proposals are kept, each with the tokens it came behind."""
+
+    def __init__(self, inner: Proposer) -> None:
+        self.inner, self.seen = inner, []
+        self.name, self.feature_layers = inner.name, inner.feature_layers
+        self.max_nodes, self.needs_tree = inner.max_nodes, inner.needs_tree
+        self.reset, self.admit, self.commit = inner.reset, inner.admit, inner.commit
+        self.select_rows = inner.select_rows
+
+    def propose(self, rows) -> list[Proposal]:
+        proposals = self.inner.propose(rows)
+        self.seen += [(tuple(row.tokens), proposal) for row, proposal in zip(rows, proposals, strict=True)]
+        return proposals

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercel.draft.alignment import (
+    FIRST_PREDICTED,
+    deciding,
     head_position,
     plan_rows,
     predicted,
@@ -45,9 +47,11 @@ def test_numbers_of_a_row():
         assert token_in(row, step).item() == 8 + step
         assert predicted(row, step).item() == 9 + step
         assert teacher(row, step).item() == 8 + step  # the logits that predict the token predicted
+        assert deciding(predicted(row, step)).item() == 8 + step
         assert rope_position(row, step).item() == 7 + step
         # decoding gives the entry that reads a token the position before that token's own
         assert head_position(token_in(row, step)).item() == rope_position(row, step).item()
+    assert FIRST_PREDICTED == 2
 
 
 PACKED = st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=4)

@@ -13,16 +13,15 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from tercel.decode.compat import load_draft
 from tercel.decode.eagle3 import Eagle3, TreeShape
 from tercel.decode.engine import Engine
-from tercel.decode.proposer import Proposer
 from tercel.decode.sampling import SamplingParams
-from tercel.decode.types import Proposal, Request
+from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import Eagle1Head, save_head
 from tercel.errors import TercelError
 from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target
 from tests.cli.running import refused, run
-from tests.decode.drafts import random_draft, tiny_target
+from tests.decode.drafts import Watched, random_draft, tiny_target
 from tests.interop.foreign import edit, write_eagle1
 
 PROMPT = (5, 17, 33, 8, 90, 41, 12)
@@ -78,28 +77,12 @@ def run_layer(layer: LlamaDecoderLayer, config: LlamaConfig, x: Tensor) -> Tenso
     return out[0] if isinstance(out, tuple) else out
 
 
-class Watched:
-    """A proposer whose proposals are kept, with the tokens they came after."""
-
-    def __init__(self, inner: Proposer) -> None:
-        self.inner, self.seen = inner, []
-        self.name, self.feature_layers = inner.name, inner.feature_layers
-        self.max_nodes, self.needs_tree = inner.max_nodes, inner.needs_tree
-        self.reset, self.admit, self.commit = inner.reset, inner.admit, inner.commit
-        self.select_rows = inner.select_rows
-
-    def propose(self, rows) -> list[Proposal]:
-        proposals = self.inner.propose(rows)
-        self.seen += [(tuple(row.tokens), p.tree.tokens[1:].tolist()) for row, p in zip(rows, proposals, strict=True)]
-        return proposals
-
-
 def test_its_chain_is_the_stock_layers(folder: Path, target: Target) -> None:
     watched = Watched(Eagle3(load_draft(str(folder), target), target, TreeShape.chain(3)))
     Engine(target, watched).generate([Request(PROMPT, SamplingParams(max_new_tokens=6))])
     assert len(watched.seen) >= 3
-    for tokens, drafted in watched.seen:
-        assert drafted == stock_chain(folder, target, tokens, 3)
+    for tokens, proposal in watched.seen:
+        assert proposal.tree.token_list[1:] == stock_chain(folder, target, tokens, 3)
 
 
 def test_the_text_is_the_targets(folder: Path, target: Target) -> None:

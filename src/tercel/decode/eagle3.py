@@ -21,6 +21,7 @@ from tercel.decode.proposer import Row
 from tercel.decode.sampling import RandomStream, sample
 from tercel.decode.types import Committed, Proposal
 from tercel.draft import DraftModel
+from tercel.draft.alignment import head_position, rope_position, token_in
 from tercel.errors import TercelError
 from tercel.target_model.cache import TargetCache
 from tercel.target_model.masks import additive, visible_slots
@@ -78,7 +79,8 @@ class HeadState:
         last, tokens = packed[:, 0] - 1, packed[:, 1:]
         fused = self.head.fuse(torch.cat(list(layers), dim=-1))
         before = cache.starts(tokens.device)
-        positions = self._known(before[:, None] + torch.arange(length, device=tokens.device))
+        slots = before[:, None] + torch.arange(length, device=tokens.device)  # of the entries: the rows' indices
+        positions = self._known(head_position(token_in(slots, 0)))
         now = self.head.project(self.embed(tokens), fused, positions)
         cache.begin(length, tokens.device)
         keys, values = cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
@@ -94,7 +96,8 @@ class HeadState:
         `[B, K, depth*K]` the drafted slots each sees. Returns their outputs `[B, K, H]`."""
         assert self.cache is not None
         width = tokens.shape[1]
-        positions = self._known(self.cache.starts(tokens.device) + depth - 1)[:, None].expand(-1, width)
+        newest = self.cache.starts(tokens.device) - 1  # the row that drafts, whose step `depth` this is
+        positions = self._known(rope_position(newest, depth))[:, None].expand(-1, width)
         now = self.head.project(self.embed(tokens), hidden, positions)
         self.cache.begin(width, tokens.device, uncommitted=(depth - 1) * width)
         keys, values = self.cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
@@ -144,7 +147,7 @@ class Eagle3:
     def admit(self, row: Row, prompt: TargetOutput) -> None:
         state = self.state
         own = TargetCache(1, state.capacity)
-        output = state.extend(own, prompt.layers, [row.tokens[1:]])
+        output = state.extend(own, prompt.layers, [row.tokens[token_in(0, 0) :]])  # row 0 reads the first of them
         if state.cache is None:
             state.cache, state.output = own, output
         else:
@@ -167,9 +170,10 @@ class Eagle3:
             self.state.output = self.state.output[to_device(list(rows), self.target.device).long()]
 
     def depths(self, rows: Sequence[Row]) -> list[int]:
-        """How deep each row's draft may go: the node of depth `d` behind `n` tokens hangs on the head's entry at
-        position `n + d - 3`, and past its last position the head drafts nothing."""
-        depths = [max(0, min(self.shape.depth, self.positions + 2 - len(row.tokens))) for row in rows]
+        """How deep each row's draft may go: every level hangs on entries one position further on, the first on the
+        root's, and past its last position the head drafts nothing."""
+        roots = [head_position(len(row.tokens) - 1) for row in rows]
+        depths = [max(0, min(self.shape.depth, self.positions - root)) for root in roots]
         self.limited = self.limited or min(depths) < self.shape.depth
         return depths
 

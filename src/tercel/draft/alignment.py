@@ -8,9 +8,10 @@ Row `t` holds the target's feature `f_t` (spec section 3, paper section 3.2). Tr
     predicts      x[t+2+s]
     teacher       the target's logits at position t+1+s
 
-A draft node for the token at position `p` therefore sits at head position `p - 1`: the committed token
+The head's entry for the token at position `p` therefore sits at head position `p - 1`: the committed token
 `x[t+1]` (step 0) at `t`, a drafted one `d` levels below it (step `d`) at `t + d`. Training, the acceptance
-simulation and decoding all take these numbers from here.
+simulation, decoding and the proof of an export all take these numbers from here. The functions take one index or a
+tensor of them.
 
 By hand, for tokens `a b C D E` with `C D E` the assistant's (`supervised = 0 0 1 1 1`), `S = 3`:
 
@@ -22,36 +23,47 @@ By hand, for tokens `a b C D E` with `C D E` the assistant's (`supervised = 0 0 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from tercel.errors import TercelError
 
+Index = TypeVar("Index", int, Tensor)
 
-def token_in(row: Tensor, step: int) -> Tensor:
+
+def token_in(row: Index, step: int) -> Index:
     """Index of the token that row `row` reads at `step`."""
     return row + 1 + step
 
 
-def predicted(row: Tensor, step: int) -> Tensor:
+def predicted(row: Index, step: int) -> Index:
     """Index of the token that row `row` predicts at `step`."""
     return row + 2 + step
 
 
-def teacher(row: Tensor, step: int) -> Tensor:
+def deciding(token: Index) -> Index:
+    """Index of the target position whose logits decide what the token at index `token` is."""
+    return token - 1
+
+
+def teacher(row: Index, step: int) -> Index:
     """Index of the target position whose logits row `row` imitates at `step`."""
-    return row + 1 + step
+    return deciding(predicted(row, step))
 
 
-def rope_position(row_position: Tensor, step: int) -> Tensor:
+def rope_position(row_position: Index, step: int) -> Index:
     """Position of the row's query and key at `step`, from the position of its feature."""
     return row_position + step
 
 
-def head_position(token_position: Tensor) -> Tensor:
+def head_position(token_position: Index) -> Index:
     """Position of the head's entry for the token at `token_position` (committed or drafted)."""
     return token_position - 1
+
+
+FIRST_PREDICTED = predicted(0, 0)  # no row predicts an earlier token of a sequence
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tercel.chat.conversation import TokenizedChat
+from tercel.draft.alignment import FIRST_PREDICTED
 from tercel.errors import TercelError
 
 
@@ -35,7 +36,7 @@ def usable(chats: Sequence[TokenizedChat], max_length: int, vocab_size: int) -> 
                 "the data was tokenised for another target"
             )
         cut = chat.cut(max_length)
-        if cut.supervised[2:].any():  # the first row predicts the third token
+        if cut.supervised[FIRST_PREDICTED:].any():
             kept.append(cut)
     if not kept:
         raise TercelError(

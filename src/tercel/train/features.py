@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
+from tercel.draft.alignment import deciding
 from tercel.draft.head import Eagle3Head
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.files import atomic_file
@@ -163,9 +164,10 @@ def _checksum(name: str, encoded: Encoded) -> str:
 
 def _before_supervised(chat: TokenizedChat) -> Tensor:
     """Bool `[T]`: the positions whose logits predict a supervised token."""
-    before = np.zeros(len(chat.tokens), dtype=bool)
-    before[:-1] = chat.supervised[1:]
-    return torch.from_numpy(before)
+    before = torch.zeros(len(chat.tokens), dtype=torch.bool)
+    positions = deciding(torch.nonzero(torch.from_numpy(chat.supervised))[:, 0])
+    before[positions[positions >= 0]] = True  # nothing decides the first token
+    return before
 
 
 def _padding_groups(lengths: list[int]) -> list[list[int]]:

@@ -1,0 +1,96 @@
+"""What the head drafts from its cache, level by level and step by step, is what it says when everything is run anew.
+
+The reference counts positions by hand, so that a number that training and decoding share cannot be wrong in both.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tercel.decode.draft_tree import DraftTree
+from tercel.decode.eagle3 import Eagle3, TreeShape
+from tercel.decode.engine import Engine
+from tercel.decode.sampling import SamplingParams
+from tercel.decode.types import Request
+from tercel.draft import DraftModel
+from tercel.target_model.model import Target
+from tests.decode.drafts import Watched, random_draft, tiny_target
+
+Path = tuple[int, ...]
+PROMPTS = [tuple(range(5, 5 + n)) for n in (5, 12, 3)]
+STEPS_CHECKED = 25
+
+
+def anew(draft: DraftModel, target: Target, tokens: Path, path: Path) -> Tensor:
+    """log q `[W]` behind the last of `tokens`, which are committed, and the drafted `path`.
+
+    The entry at position `i` reads the token at `i + 1`; its hidden is the target's feature of position `i`, or, where
+    the token before is no committed one, what the head itself gave there.
+    """
+    head = draft.head
+    target.tap(head.config.feature_layers)
+    hidden = list(head.fuse(target.encode(torch.tensor([tokens[:-1]])).features[0]))
+    while True:
+        entries = len(hidden)
+        read = target.embed(torch.tensor([*tokens, *path][1 : entries + 1]))
+        now = head.project(read, torch.stack(hidden), torch.arange(entries))
+        group = now.query.shape[1] // now.key.shape[1]
+        key, value = now.key.repeat_interleave(group, 1), now.value.repeat_interleave(group, 1)  # [S, q, D]
+        scores = torch.einsum("qd,sqd->qs", now.query[-1], key) / key.shape[-1] ** 0.5
+        attended = torch.einsum("qs,sqd->qd", scores.softmax(-1), value).flatten()
+        output = head.finish(now.residual[-1], attended)
+        if entries == len(tokens) + len(path) - 1:
+            return head.logits(output).log_softmax(-1)
+        hidden.append(head.feedback(output))
+
+
+def best_tree(draft: DraftModel, target: Target, tokens: Path, shape: TreeShape) -> set[Path]:
+    """The paths to the nodes of EAGLE-2's tree (spec section 8), by whole passes over every path."""
+    scores: dict[Path, float] = {}
+    frontier: dict[Path, float] = {(): 0.0}
+    for _ in range(shape.depth):
+        found = {}
+        for path, score in frontier.items():
+            best = anew(draft, target, tokens, path).topk(shape.top_k)
+            for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                found[(*path, int(draft.vocabulary.ids[index]))] = score + value
+        scores |= found
+        frontier = dict(sorted(found.items(), key=lambda item: -item[1])[: shape.top_k])
+    return set(sorted(scores, key=lambda path: -scores[path])[: shape.nodes - 1])
+
+
+def paths_of(tree: DraftTree) -> set[Path]:
+    paths: list[Path] = [()]
+    for token, parent in zip(tree.token_list[1:], tree.parent_list[1:], strict=True):
+        paths.append((*paths[parent], token))
+    return set(paths[1:])
+
+
+@pytest.mark.parametrize("shape", [TreeShape(6, 4, 24), TreeShape.chain(4)], ids=["tree", "chain"])
+@pytest.mark.parametrize("flags", [{}, {"fc_norm": True, "norm_output": True}], ids=["eagle3", "eagle3.1"])
+@torch.no_grad()
+def test_what_is_drafted_is_what_whole_passes_say(shape: TreeShape, flags: dict[str, bool]) -> None:
+    target = tiny_target("llama")
+    draft = random_draft(target, **flags)
+    watched = Watched(Eagle3(draft, target, shape))
+    asked = [Request(prompt, SamplingParams(max_new_tokens=24, ignore_eos=True)) for prompt in PROMPTS]
+    results = Engine(target, watched, slots=3).generate(asked)
+    if shape.top_k > 1:
+        assert sum(sum(result.accepted) for result in results) >= 3  # so that paths were committed, and others dropped
+    every = len(watched.seen) // STEPS_CHECKED
+    for tokens, proposal in watched.seen[:: max(1, every)]:
+        assert paths_of(proposal.tree) == best_tree(draft, target, tokens, shape)
+
+
+def test_a_head_drafts_up_to_its_last_position() -> None:
+    """The entry of the root, the `n`-th token, has position `n - 2`; a level is drafted from each up to the last."""
+    target, last = tiny_target("llama"), 19
+    draft = random_draft(target, max_position_embeddings=last + 1)
+    watched = Watched(Eagle3(draft, target, TreeShape.chain(4)))
+    asked = [Request(prompt, SamplingParams(max_new_tokens=24, ignore_eos=True)) for prompt in PROMPTS]
+    Engine(target, watched, slots=3).generate(asked)
+    levels = [(len(tokens) - 2, len(proposal.tree) - 1) for tokens, proposal in watched.seen]
+    assert all(drafted == max(0, min(4, last - root + 1)) for root, drafted in levels)
+    assert {0, 1, 4} <= {drafted for _, drafted in levels}
