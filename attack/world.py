@@ -226,10 +226,11 @@ def _steps(world: World) -> int:
 def _served(world: World) -> dict[str, Any]:
     """What an honest server answers to the questions: by prompt ids, tokens and accepted drafts of each step."""
     from tercel.decode.compat import load_draft
-    from tercel.decode.eagle3 import Eagle3, TreeShape
+    from tercel.decode.eagle3 import Eagle3
     from tercel.decode.engine import Engine
     from tercel.decode.sampling import SamplingParams
     from tercel.decode.types import Request
+    from tercel.draft.shape import TreeShape
     from tercel.measure.tasks import first_prompts, parse_tasks
     from tercel.target_model.model import Target
 

@@ -26,12 +26,13 @@ from typing import Any
 import torch
 
 from tercel.decode.compat import load_draft
-from tercel.decode.eagle3 import Eagle3, TreeShape
+from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import DraftModel
+from tercel.draft.shape import TreeShape
 from tercel.files import write_json
 from tercel.interop.engines.launch import DraftShape
 from tercel.interop.export import export_head

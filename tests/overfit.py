@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tercel.chat import TokenizedChat
-from tercel.decode.eagle3 import Eagle3, TreeShape
+from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Request
 from tercel.draft import DraftModel, DraftVocabulary, HeadInfo, TargetIdentity, save_head
+from tercel.draft.shape import TreeShape
 from tercel.measure.probe import greedy_answers
 from tercel.measure.tasks import Prompt, Question, prompt_ids
 from tercel.target_model.model import Target

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tercel.decode.compat import load_draft
-    from tercel.decode.eagle3 import Eagle3, SampledChain, TreeShape
+    from tercel.decode.eagle3 import Eagle3
     from tercel.decode.engine import Engine
     from tercel.decode.generation_config import sampling_for
+    from tercel.decode.sampled_chain import SampledChain
     from tercel.decode.sampling import SamplingParams
     from tercel.decode.types import Event, GenerationResult, Request
     from tercel.decode.vanilla import Vanilla
+    from tercel.draft.shape import TreeShape
     from tercel.errors import TercelError
     from tercel.interop.export import export_head
     from tercel.interop.hub import from_pretrained, push_to_hub, save_pretrained
@@ -28,11 +30,11 @@ _HOMES = {
     "Event": "tercel.decode.types",
     "GenerationResult": "tercel.decode.types",
     "Request": "tercel.decode.types",
-    "SampledChain": "tercel.decode.eagle3",
+    "SampledChain": "tercel.decode.sampled_chain",
     "SamplingParams": "tercel.decode.sampling",
     "Target": "tercel.target_model.model",
     "TercelError": "tercel.errors",
-    "TreeShape": "tercel.decode.eagle3",
+    "TreeShape": "tercel.draft.shape",
     "Vanilla": "tercel.decode.vanilla",
     "export_head": "tercel.interop.export",
     "from_pretrained": "tercel.interop.hub",

@@ -10,8 +10,8 @@ import torch
 from tercel.cli.models import CHAIN_DEPTH, tree_shape
 from tercel.cli.options import DraftKind, DraftOptions, SamplingOptions, parse_logit_bias
 from tercel.cli.train import TrainFlags, parse_layers
-from tercel.decode.eagle3 import TreeShape
 from tercel.decode.sampling import SamplingParams
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.train.config import TrainConfig
 

@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from tercel.decode.clock import PhaseClock
-from tercel.decode.eagle3 import Eagle3, SampledChain, TreeShape
+from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.proposer import Proposer
 from tercel.decode.rules import TokenRules
+from tercel.decode.sampled_chain import SampledChain
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import DraftModel
+from tercel.draft.shape import TreeShape
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
 from tests.decode.drafts import Oracle, random_draft

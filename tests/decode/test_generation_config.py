@@ -11,12 +11,13 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from tercel.decode.eagle3 import Eagle3, TreeShape
+from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.generation_config import Adopted, Asked, described, sampling_for
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.measure.methods import TransformersMethod
 from tercel.target_model.model import Target

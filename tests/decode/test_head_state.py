@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from tercel.decode.draft_tree import DraftTree
-from tercel.decode.eagle3 import Eagle3, TreeShape
+from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.draft import DraftModel
+from tercel.draft.shape import TreeShape
 from tercel.target_model.model import Target
 from tests.decode.drafts import Watched, random_draft, tiny_target
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tercel.decode.eagle3 import Eagle3, SampledChain, TreeShape
+from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.rules import TokenRules
+from tercel.decode.sampled_chain import SampledChain
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tests.decode.drafts import Oracle, random_draft, tiny_target
 from tests.tiny import ARCHS

@@ -11,12 +11,13 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from tercel.decode.compat import load_draft
-from tercel.decode.eagle3 import Eagle3, TreeShape
+from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import Eagle1Head, save_head
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target

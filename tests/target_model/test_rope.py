@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tercel.decode.eagle3 import Eagle3, SampledChain, TreeShape
+from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
+from tercel.decode.sampled_chain import SampledChain
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import HeadConfig
-from tercel.draft.head import Rotary
+from tercel.draft.layers import Rotary
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.measure.rounding import run_shapes
 from tercel.target_model.model import Target

@@ -6,11 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, OPTConfig, RwkvConfig
 
-from tercel.decode.eagle3 import Eagle3, TreeShape
+from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tercel.decode.eagle3 import Eagle3, TreeShape
+from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Request
 from tercel.draft import DraftModel, DraftVocabulary, HeadInfo
 from tercel.draft.history import HeldOut
+from tercel.draft.shape import TreeShape
 from tercel.interop.card import held_out_basis
 from tercel.measure.acceptance import count_alpha
 from tercel.train.acceptance import chains_of, simulate

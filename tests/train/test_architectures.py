@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from tercel.decode.compat import load_draft
-from tercel.decode.eagle3 import Eagle3, TreeShape
+from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import HeadConfig
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source

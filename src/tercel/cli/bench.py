@@ -180,8 +180,9 @@ def measure_n_alpha(
     target: Target, model: DraftModel, tasks: Sequence[Task], params: SamplingParams, depth: int
 ) -> NAlpha:
     """n-α for n = 0 … depth - 1 over the first turns of all questions."""
-    from tercel.decode.eagle3 import Eagle3, TreeShape
+    from tercel.decode.eagle3 import Eagle3
     from tercel.decode.engine import Engine
+    from tercel.draft.shape import TreeShape
     from tercel.measure.acceptance import n_alpha
     from tercel.measure.tasks import first_prompts
 

@@ -11,11 +11,11 @@ from tercel.errors import TercelError
 if TYPE_CHECKING:
     import torch
 
-    from tercel.decode.eagle3 import TreeShape
     from tercel.decode.generation_config import Asked
     from tercel.decode.proposer import Proposer
     from tercel.decode.sampling import SamplingParams
     from tercel.draft import DraftModel
+    from tercel.draft.shape import TreeShape
     from tercel.target_model.model import Target
 
 CHAIN_DEPTH = 4
@@ -61,7 +61,7 @@ def open_head(name: str | None, target: Target, options: DraftOptions) -> DraftM
 
 def tree_shape(options: DraftOptions, device: torch.device) -> TreeShape:
     """The shape of the draft that the options ask for. Raises `TercelError` for `--draft none`."""
-    from tercel.decode.eagle3 import TreeShape
+    from tercel.draft.shape import TreeShape
 
     if options.draft is DraftKind.none:
         raise TercelError("--draft none drafts nothing, so there is nothing to compare; give tree or chain")

@@ -1,125 +1,26 @@
-"""EAGLE-3 drafts: the dynamic tree (paper section 3.1, EAGLE-2's tree, spec section 8), and the sampled chain.
+"""EAGLE-3 drafts: the dynamic tree (paper section 3.1, EAGLE-2's tree, spec section 8).
 
-The head's cache holds one entry for every committed token but the first: slot `t` is row `t` (feature `f_t`, token
-`x[t+1]`) at head position `t`. Entries of committed tokens always come from the target's true features; those of
-drafted nodes lie behind them while a tree grows and are overwritten afterwards.
-
-Shape legend: B rows, K top-k, H head's hidden size, W draft vocabulary, S slots, q/kv heads, D head size.
+Shape legend: B rows, K top-k, H head's hidden size, W draft vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tercel.decode.draft_tree import DraftTree, select_best
+from tercel.decode.head_state import HeadState
 from tercel.decode.proposer import Row
-from tercel.decode.sampling import RandomStream, sample
 from tercel.decode.types import Committed, Proposal
 from tercel.draft import DraftModel
-from tercel.draft.alignment import head_position, rope_position, token_in
-from tercel.errors import TercelError
+from tercel.draft.alignment import head_position, token_in
+from tercel.draft.shape import TreeShape
 from tercel.target_model.cache import TargetCache
-from tercel.target_model.masks import additive, visible_slots
 from tercel.target_model.model import Target, TargetOutput
 from tercel.target_model.transfer import to_device
-
-
-@dataclass(frozen=True)
-class TreeShape:
-    """top_k children a node and frontier width `K`; depth: deepest level; nodes: tree size `N`, root included."""
-
-    top_k: int
-    depth: int
-    nodes: int
-
-    def __post_init__(self) -> None:
-        if self.top_k < 1 or self.depth < 1 or self.nodes < 2:
-            raise TercelError(
-                f"a draft tree needs top-k and depth of at least 1 and 2 nodes, not {self.top_k}, {self.depth} "
-                f"and {self.nodes}"
-            )
-
-    @classmethod
-    def for_device(cls, device: torch.device) -> TreeShape:
-        """The paper's tree (for an 8 B model) where 60 nodes cost about what one does; on a CPU every node costs,
-        and there a small one was the fastest of those tried (`bench/step_cost.py`, docs/log.md)."""
-        return cls(6, 3, 10) if device.type == "cpu" else cls(10, 8, 60)
-
-    @classmethod
-    def chain(cls, depth: int) -> TreeShape:
-        return cls(top_k=1, depth=depth, nodes=depth + 1)
-
-
-class HeadState:
-    """The head's side of every row: its cache and its last output."""
-
-    def __init__(self, draft: DraftModel, target: Target, capacity: int) -> None:
-        self.head, self.target = draft.head, target
-        self.capacity = capacity
-        self.positions = draft.head.config.max_position_embeddings
-        self.cache: TargetCache | None = None
-        self.output = torch.empty(0)  # [B, H]: of each row's newest entry, which predicts the root's children
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.head.embed_tokens(tokens) if self.head.config.own_embeddings else self.target.embed(tokens)
-
-    def extend(self, cache: TargetCache, layers: Sequence[Tensor], entries: Sequence[Sequence[int]]) -> Tensor:
-        """Write entries of committed tokens: true features `[B, T, Ht]` a layer, and each row's tokens after them, up
-        to `T`. Returns the output `[B, H]` of each row's last.
-
-        Only that last entry needs a query: the others are never drafted from.
-        """
-        rows, length = len(entries), max(map(len, entries))
-        packed = to_device([[len(row), *row, *[0] * (length - len(row))] for row in entries], self.target.device)
-        last, tokens = packed[:, 0] - 1, packed[:, 1:]
-        fused = self.head.fuse(torch.cat(list(layers), dim=-1))
-        before = cache.starts(tokens.device)
-        slots = before[:, None] + torch.arange(length, device=tokens.device)  # of the entries: the rows' indices
-        positions = self._known(head_position(token_in(slots, 0)))
-        now = self.head.project(self.embed(tokens), fused, positions)
-        cache.begin(length, tokens.device)
-        keys, values = cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
-        every = torch.arange(rows, device=tokens.device)
-        cache.keep([range(len(row)) for row in entries])
-        slots = torch.arange(keys.shape[2], device=tokens.device)
-        seen = slots[None, None] < (before + last + 1)[:, None, None]  # [B, 1, S]
-        attended = _attend(now.query[every, last][:, None], keys, values, seen)[:, 0]
-        return self.head.finish(now.residual[every, last], attended)
-
-    def draft_level(self, tokens: Tensor, hidden: Tensor, within: Tensor, depth: int) -> Tensor:
-        """Entries for drafted nodes `[B, K]` at `depth`, `hidden` `[B, K, H]` from their parents, `within`
-        `[B, K, depth*K]` the drafted slots each sees. Returns their outputs `[B, K, H]`."""
-        assert self.cache is not None
-        width = tokens.shape[1]
-        newest = self.cache.starts(tokens.device) - 1  # the row that drafts, whose step `depth` this is
-        positions = self._known(rope_position(newest, depth))[:, None].expand(-1, width)
-        now = self.head.project(self.embed(tokens), hidden, positions)
-        self.cache.begin(width, tokens.device, uncommitted=(depth - 1) * width)
-        keys, values = self.cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
-        seen = visible_slots(self.cache.lengths, within)
-        return self.head.finish(now.residual, _attend(now.query, keys, values, seen))
-
-    def _known(self, positions: Tensor) -> Tensor:
-        """Entries past the head's last position keep that one: nothing is drafted from them."""
-        return positions.clamp(max=self.positions - 1)
-
-
-def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """query `[B, T, q, D]`, keys/values `[B, kv, S, D]`, seen bool `[B, T, S]` → `[B, T, q*D]`.
-
-    The query heads of a key head are laid side by side as rows, so keys are never repeated.
-    """
-    rows, length, heads, size = query.shape
-    kv = keys.shape[1]
-    grouped = query.view(rows, length, kv, heads // kv, size).permute(0, 2, 3, 1, 4).reshape(rows, kv, -1, size)
-    mask = additive(seen, query.dtype).repeat(1, 1, heads // kv, 1)
-    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
-    return out.view(rows, kv, heads // kv, length, size).permute(0, 3, 1, 2, 4).reshape(rows, length, -1)
 
 
 class Eagle3:
@@ -244,54 +145,3 @@ class _Proposed:
                 )
             )
         return trees
-
-
-class SampledChain(Eagle3):
-    """A chain whose tokens are *drawn* from the draft's distribution (at the request's temperature), for the
-    rejection rule `min(1, p/q)`; at temperature 0 the greedy chain."""
-
-    name = "eagle3-sampled-chain"
-
-    def __init__(self, draft: DraftModel, target: Target, depth: int) -> None:
-        super().__init__(draft, target, TreeShape.chain(depth))
-        self._host_ids = draft.vocabulary.ids.cpu()
-
-    @torch.no_grad()
-    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        state, head, device, depths = self.state, self.draft.head, self.target.device, self.depths(rows)
-        drawn: list[list[int]] = [[] for _ in rows]
-        drawn_from: list[list[Tensor]] = [[] for _ in rows]
-        output = state.output
-        within = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=device)
-        for depth in range(1, max(depths) + 1):
-            logits = head.logits(output).cpu().double()  # [B, W], on the host: drawing is done there
-            for i, row in enumerate(rows):
-                if depth <= depths[i]:
-                    token, q = self._draw(logits[i], row, depth)
-                    drawn[i].append(token)
-                    drawn_from[i].append(q)
-            if depth < max(depths):
-                tokens = to_device([[tokens[-1] if tokens else 0] for tokens in drawn], device)
-                within = torch.cat([within, within.new_ones(len(rows), 1, 1)], -1)
-                output = state.draft_level(tokens, head.feedback(output)[:, None], within, depth)[:, 0]
-        return [
-            Proposal(
-                DraftTree.chain(row.tokens[-1], tokens),
-                None if row.params.greedy else self._distributions(qs),
-            )
-            for row, tokens, qs in zip(rows, drawn, drawn_from, strict=True)
-        ]
-
-    def _draw(self, logits: Tensor, row: Row, depth: int) -> tuple[int, Tensor]:
-        if row.params.greedy:
-            return int(self._host_ids[logits.argmax()]), logits
-        q = torch.softmax(logits / row.params.temperature, -1)
-        drafts: RandomStream = row.stream.for_drafts()
-        return int(self._host_ids[sample(q, drafts.uniform(len(row.tokens) + depth))]), q
-
-    def _distributions(self, qs: list[Tensor]) -> Callable[[int], Tensor]:
-        def of(node: int) -> Tensor:
-            wide = torch.zeros(self.target.vocab_size, dtype=torch.float64)
-            return wide.index_copy_(0, self._host_ids, qs[node])
-
-        return of

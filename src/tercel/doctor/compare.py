@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tercel.decode.eagle3 import Eagle3, TreeShape
+from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.proposer import Proposer
 from tercel.decode.sampling import SamplingParams
@@ -26,6 +26,7 @@ from tercel.doctor.served_checks import (
     traffic_finding,
 )
 from tercel.draft import DraftModel
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.measure.causes import Cause, rank_causes
 from tercel.measure.counters import Draft

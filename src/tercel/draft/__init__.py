@@ -3,7 +3,7 @@
 from tercel.draft.checkpoint import Convention, DraftModel, HeadInfo, TargetIdentity, save_head
 from tercel.draft.config import HeadConfig
 from tercel.draft.eagle1 import Eagle1Config, Eagle1Head
-from tercel.draft.head import Eagle3Head
+from tercel.draft.eagle3 import Eagle3Head
 from tercel.draft.history import MeasuredRecord, TrainingRecord
 from tercel.draft.load import load_head
 from tercel.draft.vocabulary import DraftVocabulary

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from tercel.draft.config import HeadConfig, engine_default_layers
 from tercel.draft.eagle1 import Eagle1Head
-from tercel.draft.head import Eagle3Head
+from tercel.draft.eagle3 import Eagle3Head
 from tercel.draft.history import MeasuredRecord, TrainingRecord
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.errors import TercelError

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tercel.draft.config import HeadConfig
-from tercel.draft.head import MLP, Projected, RMSNorm, Rotary, rotate
+from tercel.draft.layers import MLP, Projected, RMSNorm, Rotary, rotate
 from tercel.errors import TercelError
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tercel.draft.checkpoint import FORMAT, DraftModel, HeadInfo, TargetIdentity
 from tercel.draft.config import HeadConfig
 from tercel.draft.eagle1 import Eagle1Config, Eagle1Head
-from tercel.draft.head import Eagle3Head
+from tercel.draft.eagle3 import Eagle3Head
 from tercel.draft.history import MeasuredRecord, TrainingRecord
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.errors import TercelError

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tercel.draft.alignment import predicted, supervised_runs
-from tercel.draft.head import Eagle3Head
+from tercel.draft.eagle3 import Eagle3Head
 from tercel.draft.history import HeldOut
 from tercel.train.config import Objective
 from tercel.train.ttt import Batch, Extent, TTTResult, training_time_test

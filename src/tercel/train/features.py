@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft.alignment import deciding
-from tercel.draft.head import Eagle3Head
+from tercel.draft.eagle3 import Eagle3Head
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.files import atomic_file
 from tercel.locks import FOLDER_LOCK, PATIENCE, one_at_a_time

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from tercel.draft.head import Eagle3Head
+from tercel.draft.eagle3 import Eagle3Head
 
 
 class MasterWeights:

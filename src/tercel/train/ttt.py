@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tercel.draft.alignment import RowPlan, plan_rows, predicted, rope_position, teacher, token_in
-from tercel.draft.head import Eagle3Head
+from tercel.draft.eagle3 import Eagle3Head
 from tercel.train.attention import segments, ttt_attention
 from tercel.train.config import Objective
 from tercel.train.losses import StepLoss, Teacher, draft_loss

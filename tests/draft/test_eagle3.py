@@ -7,7 +7,7 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config
 
 from tercel.draft import Eagle3Head, HeadConfig
-from tercel.draft.head import rotate
+from tercel.draft.layers import rotate
 from tercel.errors import TercelError
 from tests.draft.heads_for_tests import tiny_head, tiny_head_config
 
