@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tercel.decode.draft_tree import DraftTree
-from tercel.decode.proposer import Proposer
+from tercel.decode.proposer import PassingOn, Proposer
 from tercel.decode.types import Proposal
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head, HeadConfig, HeadInfo
 from tercel.target_model.model import Target, default_feature_layers
@@ -37,23 +37,16 @@ def random_draft(
     return DraftModel(head.eval().requires_grad_(False), vocabulary, HeadInfo(None))
 
 
-class Oracle:
+class Oracle(Proposer):
     """Drafts the target's own continuation with decoys around it, so that long paths are accepted: the part of
     the loop that a bad head never reaches."""
 
     name = "oracle"
-    feature_layers: tuple[int, ...] = ()
     needs_tree = True
 
     def __init__(self, answers: dict[tuple[int, ...], tuple[int, ...]], prompt_of, depth: int = 3) -> None:
         self.answers, self.prompt_of, self.depth = answers, prompt_of, depth
         self.max_nodes = 2 * depth + 1
-
-    def reset(self, capacity: int) -> None:
-        pass
-
-    def admit(self, row, prompt) -> None:
-        pass
 
     def propose(self, rows):
         proposals = []
@@ -70,24 +63,15 @@ class Oracle:
             proposals.append(Proposal(DraftTree(torch.tensor(tokens), torch.tensor(parents))))
         return proposals
 
-    def commit(self, committed) -> None:
-        pass
 
-    def select_rows(self, rows) -> None:
-        pass
-
-
-class Watched:
+class Watched(PassingOn):
     """A proposer whose proposals are kept, each with the tokens it came behind."""
 
     def __init__(self, inner: Proposer) -> None:
-        self.inner, self.seen = inner, []
-        self.name, self.feature_layers = inner.name, inner.feature_layers
-        self.max_nodes, self.needs_tree = inner.max_nodes, inner.needs_tree
-        self.reset, self.admit, self.commit = inner.reset, inner.admit, inner.commit
-        self.select_rows = inner.select_rows
+        super().__init__(inner)
+        self.seen: list[tuple[tuple[int, ...], Proposal]] = []
 
-    def propose(self, rows) -> list[Proposal]:
-        proposals = self.inner.propose(rows)
+    def propose(self, rows):
+        proposals = super().propose(rows)
         self.seen += [(tuple(row.tokens), proposal) for row, proposal in zip(rows, proposals, strict=True)]
         return proposals

@@ -9,7 +9,7 @@ from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Proposal
 from tercel.errors import TercelError
 from tercel.measure.acceptance import count_alpha, n_alpha
-from tests.measure.worlds import PROMPTS, Stateless, V, small_target
+from tests.measure.worlds import PROMPTS, OfTarget, V, small_target
 
 
 def result(tokens: int, accepted: tuple[int, ...]) -> GenerationResult:
@@ -43,7 +43,7 @@ def test_a_wrong_depth_is_refused() -> None:
         count_alpha([result(5, (3,))], depth=2)
 
 
-class HalfRight(Stateless):
+class HalfRight(OfTarget):
     """A chain of the target's own choices whose third token is never right."""
 
     name, max_nodes, needs_tree = "half-right", 5, False

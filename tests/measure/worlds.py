@@ -10,12 +10,12 @@ from torch import Tensor
 
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.engine import Engine
-from tercel.decode.proposer import Row
+from tercel.decode.proposer import Proposer, Row
 from tercel.decode.sampling import sample
-from tercel.decode.types import Committed, Proposal
+from tercel.decode.types import Proposal
 from tercel.decode.vanilla import Vanilla
 from tercel.measure.tasks import Prompt
-from tercel.target_model.model import Target, TargetOutput
+from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -36,24 +36,17 @@ def chat_target() -> Target:
     return Target(tiny_model("llama", num_hidden_layers=3), tiny_tokenizer(), SOURCE)
 
 
-class Stateless:
-    """The part of a proposer that these need not have."""
-
-    feature_layers: tuple[int, ...] = ()
+class OfTarget(Proposer):
+    """Drafts from what the target itself says."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
-
-    def reset(self, capacity: int) -> None: ...
-    def admit(self, row: Row, prompt: TargetOutput) -> None: ...
-    def commit(self, committed: Sequence[Committed]) -> None: ...
-    def select_rows(self, rows: Sequence[int]) -> None: ...
 
     def next_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         return self.target.logits(self.target.encode(torch.tensor(rows)).hidden[:, -1])
 
 
-class OwnTree(Stateless):
+class OwnTree(OfTarget):
     """Three children of the root and two of each, by the target's own ranking: most paths are accepted."""
 
     name, max_nodes, needs_tree = "own-tree", 10, True
@@ -69,7 +62,7 @@ class OwnTree(Stateless):
         return DraftTree(torch.tensor(nodes), torch.tensor([-1, 0, 0, 0, 1, 1, 2, 2, 3, 3]))
 
 
-class DrawnChain(Stateless):
+class DrawnChain(OfTarget):
     """Two tokens drawn from a flattened, disturbed version of the target's distribution."""
 
     name, max_nodes, needs_tree = "drawn-chain", 3, False

@@ -22,25 +22,18 @@ class DraftTree:
 
     tokens: long [N]; entry 0 is the last committed token.
     parents: long [N]; -1 for the root, else an index smaller than the node's own.
-    draft_probs: float [N] or None; the draft's probability of each node's token at its parent (root: 1).
 
     Siblings are ordered by index. Raises `TercelError` if the parents are no such tree.
     """
 
     tokens: Tensor
     parents: Tensor
-    draft_probs: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.shape != self.parents.shape or not len(self.tokens):
             raise TercelError(
                 f"a draft tree needs one parent per token, but tokens have shape {tuple(self.tokens.shape)} "
                 f"and parents {tuple(self.parents.shape)}"
-            )
-        if self.draft_probs is not None and self.draft_probs.shape != self.tokens.shape:
-            raise TercelError(
-                f"a draft tree of {len(self.tokens)} nodes needs as many draft_probs, "
-                f"not {tuple(self.draft_probs.shape)}"
             )
         for node, parent in enumerate(self.parent_list):
             if parent >= node or parent < min(node - 1, 0):
@@ -97,7 +90,7 @@ class DraftTree:
             return self
         numbers = torch.cumsum(self.depths <= depth, 0) - 1
         parents = torch.where(self.parents[kept] < 0, -1, numbers[self.parents[kept]])
-        return DraftTree(self.tokens[kept], parents, None if self.draft_probs is None else self.draft_probs[kept])
+        return DraftTree(self.tokens[kept], parents)
 
     def ancestor_mask(self) -> Tensor:
         """Who sees whom, bool [N, N]: row `i` is true at `i` and at its ancestors."""

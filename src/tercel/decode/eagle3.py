@@ -1,127 +1,118 @@
 """EAGLE-3 drafts: the dynamic tree (paper section 3.1, EAGLE-2's tree, spec section 8).
 
-Shape legend: B rows, K top-k, H head's hidden size, W draft vocabulary.
+Shapes, as suffixes of names: B rows, K top-k, H head's hidden size, W draft vocabulary, M nodes proposed so far,
+D = depth * K nodes that were frontiers so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tercel.decode.draft_tree import DraftTree, select_best
-from tercel.decode.head_state import HeadState
+from tercel.decode.head_proposer import HeadProposer
 from tercel.decode.proposer import Row
-from tercel.decode.types import Committed, Proposal
-from tercel.draft import DraftModel
-from tercel.draft.alignment import head_position, token_in
-from tercel.draft.shape import TreeShape
-from tercel.target_model.cache import TargetCache
-from tercel.target_model.model import Target, TargetOutput
-from tercel.target_model.transfer import to_device
+from tercel.decode.types import Proposal
 
 
-class Eagle3:
-    """Drafts a dynamic tree with an EAGLE-3 head; with `TreeShape.chain` its greedy chain."""
+class Eagle3(HeadProposer):
+    """Drafts a dynamic tree with a head that drafts step by step; with `TreeShape.chain` its greedy chain."""
 
     name = "eagle3"
 
-    def __init__(self, draft: DraftModel, target: Target, shape: TreeShape | None = None) -> None:
-        self.draft = draft
-        self.shape = shape or TreeShape.for_device(target.device)
-        self.target = target
-        self.feature_layers = draft.head.config.feature_layers
-        self.max_nodes = self.shape.nodes
-        self.needs_tree = self.shape.top_k > 1
-        self.positions = draft.head.config.max_position_embeddings
-        self.limited = False  # whether drafting ever stopped for want of positions
-        self._ids = draft.vocabulary.ids.to(target.device)
-        self.state = HeadState(draft, target, 0)
-
-    def reset(self, capacity: int) -> None:
-        # a level is drafted behind the committed entries before it is thrown away
-        self.state = HeadState(self.draft, self.target, capacity + self.shape.top_k * self.shape.depth)
-
-    @torch.no_grad()
-    def admit(self, row: Row, prompt: TargetOutput) -> None:
-        state = self.state
-        own = TargetCache(1, state.capacity)
-        output = state.extend(own, prompt.layers, [row.tokens[token_in(0, 0) :]])  # row 0 reads the first of them
-        if state.cache is None:
-            state.cache, state.output = own, output
-        else:
-            state.cache.add_row(own)
-            state.output = torch.cat([state.output, output])
-
-    @torch.no_grad()
-    def commit(self, committed: Sequence[Committed]) -> None:
-        assert self.state.cache is not None
-        width = max(len(c.tokens) for c in committed)
-        layers = [
-            torch.stack([F.pad(c.layers[i], (0, 0, 0, width - len(c.tokens))) for c in committed])
-            for i in range(len(self.feature_layers))
-        ]
-        self.state.output = self.state.extend(self.state.cache, layers, [c.tokens for c in committed])
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        if self.state.cache is not None:
-            self.state.cache.select_rows(rows)
-            self.state.output = self.state.output[to_device(list(rows), self.target.device).long()]
-
-    def depths(self, rows: Sequence[Row]) -> list[int]:
-        """How deep each row's draft may go: every level hangs on entries one position further on, the first on the
-        root's, and past its last position the head drafts nothing."""
-        roots = [head_position(len(row.tokens) - 1) for row in rows]
-        depths = [max(0, min(self.shape.depth, self.positions - root)) for root in roots]
-        self.limited = self.limited or min(depths) < self.shape.depth
-        return depths
-
     @torch.no_grad()
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        shape, state, head, depths = self.shape, self.state, self.draft.head, self.depths(rows)
+        """A tree for every row:
+
+            frontier ← the K likeliest children of the root
+            for every level below, until the deepest:
+                feed the frontier through the head; a node sees the committed entries, its ancestors and itself
+                children ← the K likeliest tokens behind each of its nodes; score: the sum of log q along the path
+                frontier ← the K best of these K * K
+            tree ← the root, and the N - 1 best of all children ever proposed
+
+        All rows grow together, down to the deepest level that any of them may have (`depths`); each is cut at its own.
+        """
+        depths = self.depths(rows)
         if not any(depths):
             return [Proposal(DraftTree.root_only(row.tokens[-1])) for row in rows]
-        count, width, device = len(rows), min(shape.top_k, len(self._ids)), self.target.device
-        log_q = torch.log_softmax(head.logits(state.output).float(), -1)  # [B, W]
-        scores, drafts = log_q.topk(width)  # [B, K], the frontier: the best K nodes of the newest level
-        hidden = head.feedback(state.output)[:, None].expand(-1, width, -1)
-        within = torch.eye(width, dtype=torch.bool, device=device).expand(count, -1, -1)
-        at = torch.arange(width, device=device).expand(count, -1)  # the frontier's indices among all proposed nodes
-        proposed = _Proposed(self._ids[drafts], scores)
-        for depth in range(1, max(depths)):
-            output = state.draft_level(self._ids[drafts], hidden, within, depth)
-            log_q = torch.log_softmax(head.logits(output).float(), -1)  # [B, K, W]
-            step, choices = log_q.topk(width)  # [B, K, K]
-            first = proposed.add(self._ids[choices], scores[..., None] + step, at)
-            best, flat = (scores[..., None] + step).flatten(1).topk(width)  # of all K * K
-            parent = flat // width  # [B, K] into the old frontier
-            scores, drafts, at = best, choices.flatten(1).gather(1, flat), first + flat
-            hidden = head.feedback(output).gather(1, parent[..., None].expand(-1, -1, output.shape[-1]))
-            inherited = within.gather(1, parent[..., None].expand(-1, -1, within.shape[-1]))
-            within = torch.cat([inherited, torch.eye(width, dtype=torch.bool, device=device).expand(count, -1, -1)], -1)
-        roots = [row.tokens[-1] for row in rows]
-        return [Proposal(tree) for tree in proposed.trees(roots, depths, shape.nodes)]
+        proposed = self._grow(max(depths))
+        trees = proposed.trees([row.tokens[-1] for row in rows], depths, self.shape.nodes)
+        return [Proposal(tree) for tree in trees]
+
+    def _grow(self, levels: int) -> _Proposed:
+        """All children proposed in `levels` levels, for every row."""
+        output_BH = self.state.output
+        scores_BK, drafts_BK = self._log_q(output_BH).topk(min(self.shape.top_k, len(self.ids)))
+        tokens_BK = self.ids[drafts_BK]
+        count, width = tokens_BK.shape
+        own_BKK = torch.eye(width, dtype=torch.bool, device=tokens_BK.device).expand(count, -1, -1)
+        proposed = _Proposed(tokens_BK, scores_BK)
+        frontier = _Frontier(
+            at=torch.arange(width, device=tokens_BK.device).expand(count, -1),
+            tokens=tokens_BK,
+            scores=scores_BK,
+            hidden=self.head.feedback(output_BH)[:, None].expand(-1, width, -1),
+            ancestors=own_BKK,
+        )
+        for depth in range(1, levels):
+            f = frontier
+            output_BKH = self.state.draft_level(f.tokens, f.hidden, f.ancestors, depth)
+            steps_BKK, drafts_BKK = self._log_q(output_BKH).topk(width)
+            tokens_BKK, scores_BKK = self.ids[drafts_BKK], f.scores[..., None] + steps_BKK
+            first = proposed.add(tokens_BKK, scores_BKK, f.at)
+            scores_BK, flat_BK = scores_BKK.flatten(1).topk(width)  # of all K * K
+            parents_BK1 = (flat_BK // width)[..., None]  # where they stand in the old frontier
+            fed_BKH = self.head.feedback(output_BKH)
+            inherited_BKD = f.ancestors.gather(1, parents_BK1.expand(-1, -1, f.ancestors.shape[-1]))
+            frontier = _Frontier(
+                at=first + flat_BK,
+                tokens=tokens_BKK.flatten(1).gather(1, flat_BK),
+                scores=scores_BK,
+                hidden=fed_BKH.gather(1, parents_BK1.expand(-1, -1, fed_BKH.shape[-1])),
+                ancestors=torch.cat([inherited_BKD, own_BKK], -1),
+            )
+        return proposed
+
+    def _log_q(self, output: Tensor) -> Tensor:
+        """`[.., H]` to the draft's log-probabilities `[.., W]`."""
+        return torch.log_softmax(self.head.logits(output).float(), -1)
+
+
+@dataclass(frozen=True)
+class _Frontier:
+    """The K best nodes of the newest level.
+
+    at `[B, K]`: their indices among all proposed nodes; tokens `[B, K]`: the target's ids; scores `[B, K]`: sums of
+    log q along their paths; hidden `[B, K, H]`: what the head is fed with beside the token, of their parents; ancestors
+    bool `[B, K, D]`: which of the nodes that were in a frontier each sees, level by level; in the last one only itself.
+    """
+
+    at: Tensor
+    tokens: Tensor
+    scores: Tensor
+    hidden: Tensor
+    ancestors: Tensor
 
 
 class _Proposed:
-    """All nodes proposed so far, level by level: tokens, scores and parents `[B, M]`, depths `[M]`."""
+    """All nodes proposed so far, level by level: tokens, scores and parents `[B, M]`; -1 is the root."""
 
-    def __init__(self, tokens: Tensor, scores: Tensor) -> None:
-        self.tokens, self.scores = [tokens], [scores]
-        self.parents = [torch.full_like(tokens, -1)]
-        self.count = tokens.shape[1]
-        self.levels = [self.count]
+    def __init__(self, tokens_BK: Tensor, scores_BK: Tensor) -> None:
+        self.tokens, self.scores = [tokens_BK], [scores_BK]
+        self.parents = [torch.full_like(tokens_BK, -1)]
+        self.levels = [tokens_BK.shape[1]]
 
-    def add(self, tokens: Tensor, scores: Tensor, parents: Tensor) -> int:
-        """A level `[B, K, K]`, children of the nodes `parents` `[B, K]`; returns the index of its first node."""
-        self.tokens.append(tokens.flatten(1))
-        self.scores.append(scores.flatten(1))
-        self.parents.append(parents[..., None].expand_as(tokens).flatten(1))
-        first = self.count
-        self.levels.append(tokens[0].numel())
-        self.count += self.levels[-1]
+    def add(self, tokens_BKK: Tensor, scores_BKK: Tensor, parents_BK: Tensor) -> int:
+        """A level: children of the nodes `parents`; returns the index of its first node."""
+        first = sum(self.levels)
+        self.tokens.append(tokens_BKK.flatten(1))
+        self.scores.append(scores_BKK.flatten(1))
+        self.parents.append(parents_BK[..., None].expand_as(tokens_BKK).flatten(1))
+        self.levels.append(tokens_BKK[0].numel())
         return first
 
     def trees(self, roots: Sequence[int], depths: Sequence[int], nodes: int) -> list[DraftTree]:
@@ -137,11 +128,6 @@ class _Proposed:
         for row, (root, depth) in enumerate(zip(roots, depths, strict=True)):
             near = sum(self.levels[:depth])
             chosen = select_best(scores[row, :near], levels[:near], parents[row, :near], nodes - 1)
-            trees.append(
-                DraftTree(
-                    torch.cat([torch.tensor([root]), tokens[row, chosen.indices]]),
-                    torch.cat([torch.tensor([-1]), chosen.parents]),
-                    torch.cat([torch.ones(1), scores[row, chosen.indices].exp()]),
-                )
-            )
+            drafted = torch.cat([torch.tensor([root]), tokens[row, chosen.indices]])
+            trees.append(DraftTree(drafted, torch.cat([torch.tensor([-1]), chosen.parents])))
         return trees

@@ -47,8 +47,8 @@ class HeadState:
         last, tokens = packed[:, 0] - 1, packed[:, 1:]
         fused = self.head.fuse(torch.cat(list(layers), dim=-1))
         before = cache.starts(tokens.device)
-        slots = before[:, None] + torch.arange(length, device=tokens.device)  # of the entries: the rows' indices
-        positions = self._known(head_position(token_in(slots, 0)))
+        written = before[:, None] + torch.arange(length, device=tokens.device)  # [B, T], slots: the entries' rows
+        positions = self._known(head_position(token_in(written, 0)))
         now = self.head.project(self.embed(tokens), fused, positions)
         cache.begin(length, tokens.device)
         keys, values = cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
@@ -59,9 +59,9 @@ class HeadState:
         attended = _attend(now.query[every, last][:, None], keys, values, seen)[:, 0]
         return self.head.finish(now.residual[every, last], attended)
 
-    def draft_level(self, tokens: Tensor, hidden: Tensor, within: Tensor, depth: int) -> Tensor:
-        """Entries for drafted nodes `[B, K]` at `depth`, `hidden` `[B, K, H]` from their parents, `within`
-        `[B, K, depth*K]` the drafted slots each sees. Returns their outputs `[B, K, H]`."""
+    def draft_level(self, tokens: Tensor, hidden: Tensor, ancestors: Tensor, depth: int) -> Tensor:
+        """Entries for drafted nodes `[B, K]` at `depth`, `hidden` `[B, K, H]` from their parents, `ancestors` bool
+        `[B, K, depth*K]`: the drafted slots each sees, its own among them. Returns their outputs `[B, K, H]`."""
         assert self.cache is not None
         width = tokens.shape[1]
         newest = self.cache.starts(tokens.device) - 1  # the row that drafts, whose step `depth` this is
@@ -69,7 +69,7 @@ class HeadState:
         now = self.head.project(self.embed(tokens), hidden, positions)
         self.cache.begin(width, tokens.device, uncommitted=(depth - 1) * width)
         keys, values = self.cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
-        seen = visible_slots(self.cache.lengths, within)
+        seen = visible_slots(self.cache.lengths, ancestors)
         return self.head.finish(now.residual, _attend(now.query, keys, values, seen))
 
     def _known(self, positions: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What every method of speculative decoding is to the loop: something that proposes drafts."""
+"""What every method of speculative decoding is to the loop: something that proposes drafts (docs/proposers.md)."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ class Row(Protocol):
 
 
 class Proposer(Protocol):
-    """Keeps whatever state it drafts from, row by row, and is told of everything that happens to the rows.
+    """Proposes a draft for every row, from whatever state it keeps of the rows; it is told of all that happens to them.
 
-    feature_layers: which target layers it wants captured. max_nodes: the largest tree it proposes, root included.
-    needs_tree: whether that is ever more than a chain.
+    A subclass that keeps no state has a name, `max_nodes` and `propose`; what it inherits does nothing.
+
+    name: what reports call it. feature_layers: which target layers it wants captured. max_nodes: the largest tree it
+    proposes, root included. needs_tree: whether that is ever more than a chain.
     """
 
     name: str
-    feature_layers: tuple[int, ...]
+    feature_layers: tuple[int, ...] = ()
     max_nodes: int
-    needs_tree: bool
+    needs_tree: bool = False
 
     def reset(self, capacity: int) -> None:
         """Forget all rows; sequences will have up to `capacity` tokens."""
-        ...
+        return
 
     def admit(self, row: Row, prompt: TargetOutput) -> None:
         """A request enters as the last row: `prompt` is the target's output over its prompt (`[1, T, ..]`), and
         `row.tokens` already ends with the token that the target chose after it."""
-        ...
+        return
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """A draft for every row; the root is its last token."""
@@ -48,8 +50,39 @@ class Proposer(Protocol):
 
     def commit(self, committed: Sequence[Committed]) -> None:
         """What the target made permanent, for every row."""
-        ...
+        return
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        ...
+        return
+
+    def notes(self) -> Sequence[str]:
+        """Sentences for the user about the requests so far: what drafting could not do."""
+        return ()
+
+
+class PassingOn(Proposer):
+    """Passes everything on to another proposer; a subclass looks on, or changes what is proposed."""
+
+    def __init__(self, inner: Proposer) -> None:
+        self.inner = inner
+        self.name, self.feature_layers = inner.name, inner.feature_layers
+        self.max_nodes, self.needs_tree = inner.max_nodes, inner.needs_tree
+
+    def reset(self, capacity: int) -> None:
+        self.inner.reset(capacity)
+
+    def admit(self, row: Row, prompt: TargetOutput) -> None:
+        self.inner.admit(row, prompt)
+
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        return self.inner.propose(rows)
+
+    def commit(self, committed: Sequence[Committed]) -> None:
+        self.inner.commit(committed)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self.inner.select_rows(rows)
+
+    def notes(self) -> Sequence[str]:
+        return self.inner.notes()

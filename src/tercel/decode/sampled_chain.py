@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tercel.decode.draft_tree import DraftTree
-from tercel.decode.eagle3 import Eagle3
+from tercel.decode.head_proposer import HeadProposer
 from tercel.decode.proposer import Row
-from tercel.decode.sampling import RandomStream, sample
+from tercel.decode.sampling import sample
 from tercel.decode.types import Proposal
 from tercel.draft import DraftModel
 from tercel.draft.shape import TreeShape
@@ -18,7 +18,7 @@ from tercel.target_model.model import Target
 from tercel.target_model.transfer import to_device
 
 
-class SampledChain(Eagle3):
+class SampledChain(HeadProposer):
     """A chain whose tokens are *drawn* from the draft's distribution (at the request's temperature), for the
     rejection rule `min(1, p/q)`; at temperature 0 the greedy chain."""
 
@@ -30,22 +30,33 @@ class SampledChain(Eagle3):
 
     @torch.no_grad()
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        state, head, device, depths = self.state, self.draft.head, self.target.device, self.depths(rows)
+        """A chain for every row:
+
+            repeat until the chain is long enough:
+                q ← the draft's distribution behind the last token of the chain, at the request's temperature
+                draw the next token from q, and keep q: verification divides by it
+                feed it through the head; it sees the committed entries and the chain
+
+        Shapes, as suffixes of names: B rows, H head's hidden size, W draft vocabulary, D tokens drafted so far.
+        """
+        depths = self.depths(rows)
         drawn: list[list[int]] = [[] for _ in rows]
         drawn_from: list[list[Tensor]] = [[] for _ in rows]
-        output = state.output
-        within = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=device)
+        output_BH = self.state.output
+        chain_B1D = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=self.target.device)
         for depth in range(1, max(depths) + 1):
-            logits = head.logits(output).cpu().double()  # [B, W], on the host: drawing is done there
+            logits_BW = self.head.logits(output_BH).cpu().double()  # on the host: drawing is done there
             for i, row in enumerate(rows):
                 if depth <= depths[i]:
-                    token, q = self._draw(logits[i], row, depth)
+                    token, q_W = self._draw(logits_BW[i], row, depth)
                     drawn[i].append(token)
-                    drawn_from[i].append(q)
+                    drawn_from[i].append(q_W)
             if depth < max(depths):
-                tokens = to_device([[tokens[-1] if tokens else 0] for tokens in drawn], device)
-                within = torch.cat([within, within.new_ones(len(rows), 1, 1)], -1)
-                output = state.draft_level(tokens, head.feedback(output)[:, None], within, depth)[:, 0]
+                # a row whose chain is over goes along with a token that is never proposed
+                tokens_B1 = to_device([[tokens[-1] if tokens else 0] for tokens in drawn], self.target.device)
+                chain_B1D = torch.cat([chain_B1D, chain_B1D.new_ones(len(rows), 1, 1)], -1)
+                fed_B1H = self.head.feedback(output_BH)[:, None]
+                output_BH = self.state.draft_level(tokens_B1, fed_B1H, chain_B1D, depth)[:, 0]
         return [
             Proposal(
                 DraftTree.chain(row.tokens[-1], tokens),
@@ -54,14 +65,17 @@ class SampledChain(Eagle3):
             for row, tokens, qs in zip(rows, drawn, drawn_from, strict=True)
         ]
 
-    def _draw(self, logits: Tensor, row: Row, depth: int) -> tuple[int, Tensor]:
+    def _draw(self, logits_W: Tensor, row: Row, depth: int) -> tuple[int, Tensor]:
+        """The token at `depth`, and the distribution over the draft vocabulary that it was drawn from."""
         if row.params.greedy:
-            return int(self._host_ids[logits.argmax()]), logits
-        q = torch.softmax(logits / row.params.temperature, -1)
-        drafts: RandomStream = row.stream.for_drafts()
-        return int(self._host_ids[sample(q, drafts.uniform(len(row.tokens) + depth))]), q
+            return int(self._host_ids[logits_W.argmax()]), logits_W
+        q_W = torch.softmax(logits_W / row.params.temperature, -1)
+        number = row.stream.for_drafts().uniform(len(row.tokens) + depth)
+        return int(self._host_ids[sample(q_W, number)]), q_W
 
     def _distributions(self, qs: list[Tensor]) -> Callable[[int], Tensor]:
+        """`node` to `[V]`: what its child was drawn from, over the target's vocabulary."""
+
         def of(node: int) -> Tensor:
             wide = torch.zeros(self.target.vocab_size, dtype=torch.float64)
             return wide.index_copy_(0, self._host_ids, qs[node])

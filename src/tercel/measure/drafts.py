@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tercel.decode.proposer import Proposer, Row
-from tercel.decode.types import Committed, Proposal
-from tercel.target_model.model import TargetOutput
+from tercel.decode.proposer import PassingOn, Proposer, Row
+from tercel.decode.types import Proposal
 
 KEPT = 64  # most probable tokens kept of a distribution drafts were drawn from: all would fill memory
 
@@ -35,34 +34,18 @@ class Drafted:
         return self.tokens if self.probs is None else self.tokens[self.probs > exact[self.tokens]]
 
 
-class DraftRecorder:
+class DraftRecorder(PassingOn):
     """A proposer that passes on everything and writes down what it proposed, by the seed of the request."""
 
     def __init__(self, proposer: Proposer) -> None:
-        self._proposer = proposer
-        self.name = proposer.name
-        self.feature_layers = proposer.feature_layers
-        self.max_nodes = proposer.max_nodes
-        self.needs_tree = proposer.needs_tree
+        super().__init__(proposer)
         self._proposed: dict[int, list[tuple[int, _Tree]]] = defaultdict(list)  # tokens so far, tree
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        proposals = self._proposer.propose(rows)
+        proposals = super().propose(rows)
         for row, proposal in zip(rows, proposals, strict=True):
             self._proposed[row.stream.seed].append((len(row.tokens), _Tree(proposal)))
         return proposals
-
-    def reset(self, capacity: int) -> None:
-        self._proposer.reset(capacity)
-
-    def admit(self, row: Row, prompt: TargetOutput) -> None:
-        self._proposer.admit(row, prompt)
-
-    def commit(self, committed: Sequence[Committed]) -> None:
-        self._proposer.commit(committed)
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self._proposer.select_rows(rows)
 
     def take(self, seed: int, prompt_tokens: int, answer: Sequence[int]) -> dict[int, Drafted]:
         """By index in the answer of the request with `seed`: what was drafted there. Forgets that request."""

@@ -1,0 +1,76 @@
+"""What all proposers share that draft with a head step by step: its state, row by row, and how far it may go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from tercel.decode.head_state import HeadState
+from tercel.decode.proposer import Proposer, Row
+from tercel.decode.types import Committed
+from tercel.draft import DraftModel
+from tercel.draft.alignment import head_position, token_in
+from tercel.draft.shape import TreeShape
+from tercel.target_model.cache import TargetCache
+from tercel.target_model.model import Target, TargetOutput
+from tercel.target_model.transfer import to_device
+
+
+class HeadProposer(Proposer):
+    """Keeps the head's entries those of the committed tokens; how drafts are made of it, `propose`, is a subclass's."""
+
+    def __init__(self, draft: DraftModel, target: Target, shape: TreeShape | None = None) -> None:
+        self.draft, self.head, self.target = draft, draft.head, target
+        self.shape = shape or TreeShape.for_device(target.device)
+        self.feature_layers = draft.head.config.feature_layers
+        self.max_nodes = self.shape.nodes
+        self.needs_tree = self.shape.top_k > 1
+        self.positions = draft.head.config.max_position_embeddings
+        self.limited = False  # whether drafting ever stopped for want of positions
+        self.ids = draft.vocabulary.ids.to(target.device)
+        self.state = HeadState(draft, target, 0)
+
+    def reset(self, capacity: int) -> None:
+        # a level is drafted behind the committed entries before it is thrown away
+        self.state = HeadState(self.draft, self.target, capacity + self.shape.top_k * self.shape.depth)
+
+    @torch.no_grad()
+    def admit(self, row: Row, prompt: TargetOutput) -> None:
+        state = self.state
+        own = TargetCache(1, state.capacity)
+        output = state.extend(own, prompt.layers, [row.tokens[token_in(0, 0) :]])  # row 0 reads the first of them
+        if state.cache is None:
+            state.cache, state.output = own, output
+        else:
+            state.cache.add_row(own)
+            state.output = torch.cat([state.output, output])
+
+    @torch.no_grad()
+    def commit(self, committed: Sequence[Committed]) -> None:
+        assert self.state.cache is not None
+        width = max(len(c.tokens) for c in committed)
+        layers = [
+            torch.stack([F.pad(c.layers[i], (0, 0, 0, width - len(c.tokens))) for c in committed])
+            for i in range(len(self.feature_layers))
+        ]
+        self.state.output = self.state.extend(self.state.cache, layers, [c.tokens for c in committed])
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        if self.state.cache is not None:
+            self.state.cache.select_rows(rows)
+            self.state.output = self.state.output[to_device(list(rows), self.target.device).long()]
+
+    def notes(self) -> Sequence[str]:
+        if not self.limited:
+            return ()
+        return (f"the draft head has {self.positions:,} positions; past them the text went on without drafts",)
+
+    def depths(self, rows: Sequence[Row]) -> list[int]:
+        """How deep each row's draft may go: every level hangs on entries one position further on, the first on the
+        root's, and past its last position the head drafts nothing."""
+        roots = [head_position(len(row.tokens) - 1) for row in rows]
+        depths = [max(0, min(self.shape.depth, self.positions - root)) for root in roots]
+        self.limited = self.limited or min(depths) < self.shape.depth
+        return depths
