@@ -209,7 +209,7 @@ def test_verify_and_its_exit_code(tmp_path: Path, world: World, monkeypatch: pyt
 
     def faulty(tree, *rest, **more):  # type: ignore[no-untyped-def]
         verdict = verify(tree, *rest, **more)
-        return verdict if len(tree) == 1 else Verdict(verdict.path, verdict.accepted, (verdict.bonus + 1) % 100)
+        return verdict if len(tree) == 1 else Verdict(verdict.path, verdict.accepted, (verdict.own + 1) % 100)
 
     monkeypatch.setattr(loop, "verify", faulty)
     ended = run(*asked, "--check", "greedy")

@@ -131,7 +131,7 @@ def test_history_is_left_as_it_was_and_path_and_tokens_agree(rule):
         assert history.generated == [2, 2, 5]
         assert history.seen_counts().equal(before[0])
         assert history.generated_counts().equal(before[1])
-        assert verdict.tokens == (*verdict.accepted, verdict.bonus)
+        assert verdict.tokens == (*verdict.accepted, verdict.own)
         assert len(verdict.path) == len(verdict.accepted)
         lengths.add(len(verdict.path))
     assert {0, 2} <= lengths
@@ -162,7 +162,7 @@ def test_greedy_walk_by_hand():
             RandomStream(0),
         ),
     ):
-        assert verdict == Verdict(path=(1, 4), accepted=(1, 3), bonus=0)
+        assert verdict == Verdict(path=(1, 4), accepted=(1, 3), own=0)
         assert verdict.tokens == (1, 3, 0)
 
 

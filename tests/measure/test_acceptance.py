@@ -24,7 +24,7 @@ def test_counts_by_hand() -> None:
 
 
 def test_a_cut_step_says_nothing_of_the_next_draft() -> None:
-    # the last step gave two accepted drafts and no bonus: the answer ended there
+    # the last step gave two accepted drafts and no token of the target's: the answer ended there
     counted = count_alpha([result(4, (0, 2))], depth=3)
     assert counted.seen == (2, 1, 0)
     assert counted.alpha == (1 / 2, 1.0, None)

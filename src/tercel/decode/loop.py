@@ -4,7 +4,8 @@ A generated token's life:
 1. A request is submitted; when a slot is free its prompt is prefilled and the target chooses the first token.
 2. `propose`: the proposer drafts a tree behind the last token of every row.
 3. The target runs all trees in one forward, each node seeing the committed tokens and its own ancestors.
-4. `verify`: walk each tree as far as the target's own choices go; one more token, the bonus, is the target's.
+4. `verify`: walk each tree as far as the target's own choices go; one more token is the target's own: recovered where
+   other tokens were drafted, bonus where the tree ends.
 5. Emission: the block is cut where token-by-token decoding would have stopped, and its stable text is given out.
 6. `commit`: the accepted path becomes permanent in the target's cache, the rest is forgotten, and the proposer gets
    the target's true features of the path.

@@ -47,7 +47,7 @@ class Proposal:
 class Committed:
     """What one step made permanent for a row.
 
-    tokens: the accepted ones and the bonus token, `a + 1` of them, as far as the answer goes on.
+    tokens: the accepted ones and the target's own, `a + 1` of them, as far as the answer goes on.
     layers: captured features `[a + 1, K]` a layer of the root and the accepted tokens; entry `i` is the feature of
     the token before `tokens[i]`.
     """
@@ -77,7 +77,7 @@ class GenerationResult:
 
     @property
     def tau(self) -> float:
-        """Acceptance length: tokens a target forward, bonus included; the first token is prefill's."""
+        """Acceptance length: tokens a target forward, its own included; the first token is prefill's."""
         return (len(self.tokens) - 1) / self.steps if self.steps else 1.0
 
 

@@ -27,18 +27,19 @@ from tercel.errors import TercelError
 class Verdict:
     """What one target forward yields.
 
-    path: the accepted nodes in order, root excluded. accepted: their tokens. bonus: the target's own token
-    after the last of them.
+    path: the accepted nodes in order, root excluded. accepted: their tokens. own: the target's own token after the
+    last of them: the *recovered* token where other tokens were drafted there (with sampled drafts it is drawn from what
+    their rejection leaves), the *bonus* token where the path ends in a leaf.
     """
 
     path: tuple[int, ...]
     accepted: tuple[int, ...]
-    bonus: int
+    own: int
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The tokens to append: the accepted ones and the bonus token; never empty."""
-        return (*self.accepted, self.bonus)
+        """The tokens to append: the accepted ones and the target's own; never empty."""
+        return (*self.accepted, self.own)
 
 
 def verify(

@@ -27,8 +27,8 @@ NOTHING = 1.05  # tokens a step below which a head is as good as none
 
 @dataclass(frozen=True)
 class Acceptance:
-    """tau: tokens a step, bonus included. per_position: share of steps whose draft was accepted at least that far;
-    None where the server does not tell."""
+    """tau: tokens a step, the target's own included. per_position: share of steps whose draft was accepted at least
+    that far; None where the server does not tell."""
 
     tau: Interval
     per_position: tuple[Interval, ...] | None

@@ -83,7 +83,7 @@ class HeldOut(JsonRecord):
     """What a decoder of greedy chains of `S` drafts gains on answers that were held out of training.
 
     alpha: n-α for n = 0..S-1, the share of accepted drafts at depth `n` of its chains where all before were accepted
-    (0 where none was tried; a draft past the answer's end is none). tau: tokens a target forward, bonus included;
+    (0 where none was tried; a draft past the answer's end is none). tau: tokens a target forward, its own included;
     the first token of an answer is prefill's. steps: target forwards it was measured on. loss: the objective's, over
     all that was held out. rows: of heads of earlier versions, in place of steps: there, `tau` and `alpha` are means
     over all places.

@@ -37,7 +37,7 @@ PIECE = 16  # places in an answer that are resampled together
 @dataclass(frozen=True)
 class ProbeRow:
     """One reading. alpha: share of right drafts at position 0, 1, … given that those before were right (None where
-    none was tried). tau: tokens a target forward of a chain of that depth, bonus included. Both over chains begun at
+    none was tried). tau: tokens a target forward of a chain of that depth, its own included. Both over chains begun at
     every place of the answers. gain: tau over that of the reading as it stands, pieces of answers resampled in
     pairs."""
 
@@ -148,7 +148,7 @@ def _row(variant: Variant, chains: Sequence[Chains], base: Sequence[Chains]) -> 
 
 
 def _pieces(chains: Sequence[Chains]) -> tuple[list[float], list[float]]:
-    """By piece of an answer: tokens of the steps begun there, bonus included, and how many places it has.
+    """By piece of an answer: tokens of the steps begun there, the target's own included, and how many places it has.
 
     Few answers make long intervals; neighbouring places are not independent, but pieces nearly are, since what
     differs between two readings of the same text hangs on its last few tokens.

@@ -58,7 +58,7 @@ class QuestionRow:
 class MethodSummary:
     """One method on one task.
 
-    tau: tokens a target forward, bonus included, first token of an answer excluded; None if every answer
+    tau: tokens a target forward, its own included, first token of an answer excluded; None if every answer
     ended with its first token. speedup: over token-by-token decoding by the same loop; speedup_per_question:
     the mean of the questions' own ratios. identical: share of questions answered with the same token ids as
     `vanilla` (None where they need not be: stock sampling). questions: how many were asked.

@@ -43,7 +43,7 @@ class Chains:
         return found
 
     def walk(self) -> list[int]:
-        """Accepted drafts of each step of a decoder; the bonus token comes on top."""
+        """Accepted drafts of each step of a decoder; the target's own token comes on top."""
         return self.runs[self.places()].tolist()
 
 
