@@ -31,8 +31,8 @@ def anew(draft: DraftModel, target: Target, tokens: Path, path: Path) -> Tensor:
     the token before is no committed one, what the head itself gave there.
     """
     head = draft.head
-    target.tap(head.config.feature_layers)
-    hidden = list(head.fuse(target.encode(torch.tensor([tokens[:-1]])).features[0]))
+    features = target.encode(torch.tensor([tokens[:-1]]), capture=head.config.feature_layers).features
+    hidden = list(head.fuse(features[0]))
     while True:
         entries = len(hidden)
         read = target.embed(torch.tensor([*tokens, *path][1 : entries + 1]))
