@@ -34,7 +34,6 @@ from tercel.decode.vanilla import Vanilla
 from tercel.draft import DraftModel
 from tercel.draft.shape import TreeShape
 from tercel.files import write_json
-from tercel.interop.engines.launch import DraftShape
 from tercel.interop.export import export_head
 from tercel.measure.intervals import proportion, speedup
 from tercel.measure.tasks import first_prompts, parse_tasks
@@ -145,7 +144,7 @@ def prepare(engine: str, dtype: str, model: DraftModel, places: Places, k: int) 
     out = places.work / f"head-{engine}-{dtype}"
     shutil.rmtree(out, ignore_errors=True)
     config = json.loads((places.target / "config.json").read_text())
-    shared: dict[str, Any] = {"target_name": str(places.target), "target_config": config, "shape": DraftShape(k)}
+    shared: dict[str, Any] = {"target_name": str(places.target), "target_config": config, "shape": TreeShape.chain(k)}
     if engine == "llamacpp":
         kind = {"float32": "f32", "bfloat16": "bf16"}[dtype]
         gguf = places.work / f"target-{kind}.gguf"

@@ -7,11 +7,11 @@ from dataclasses import fields
 import pytest
 import torch
 
-from tercel.cli.models import CHAIN_DEPTH, tree_shape
+from tercel.cli.models import tree_shape
 from tercel.cli.options import DraftKind, DraftOptions, SamplingOptions, parse_logit_bias
 from tercel.cli.train import TrainFlags, parse_layers
 from tercel.decode.sampling import SamplingParams
-from tercel.draft.shape import TreeShape
+from tercel.draft.shape import CHAIN_DEPTH, TreeShape
 from tercel.errors import TercelError
 from tercel.train.config import TrainConfig
 

@@ -11,7 +11,7 @@ from tercel.decode.types import GenerationResult
 from tercel.doctor.engine_client import Server, connect
 from tercel.doctor.http import Http
 from tercel.errors import TercelError
-from tercel.measure.counters import Counts, Draft, read_counters
+from tercel.measure.counters import Counts, read_counters, told_shape
 from tests.doctor.servers_for_tests import Fake, FakeLlama, FakeSglang, FakeVllm, running
 from tests.tiny import tiny_tokenizer
 
@@ -47,7 +47,7 @@ def test_counters_that_went_back() -> None:
 @pytest.mark.parametrize("shape", [(10**9,), (-1,), (0,), (math.nan,), ("3",), (3, 10**9), (3, 1, 10**9), (True,)])
 def test_shapes_that_no_engine_has(shape: tuple[Any, ...]) -> None:
     with pytest.raises(TercelError, match="drafts, which cannot be"):
-        Draft(*shape)
+        told_shape(*shape)
 
 
 class Lying:

@@ -13,8 +13,9 @@ import pytest
 from tercel.decode.types import GenerationResult
 from tercel.doctor.engine_client import LlamaCpp, Sglang, Vllm, connect
 from tercel.doctor.http import Http
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
-from tercel.measure.counters import Counts, Draft, read_counters
+from tercel.measure.counters import Counts, read_counters
 from tests.doctor.servers_for_tests import Fake, FakeLlama, FakeSglang, FakeVllm, running
 from tests.tiny import tiny_tokenizer
 
@@ -55,7 +56,7 @@ def test_engines_are_recognised_and_counted(kind: type[Fake], reader: type, more
     assert first.counts.per_position == ((2, 2, 1) if told else None)
     assert (first.tokens, first.length) == (RESULTS[PROMPT].tokens, 9)
     assert first.text == server_side.text(RESULTS[PROMPT].tokens)
-    assert draft == (None if kind is FakeLlama else Draft(3, 1, 4 if kind is FakeSglang else 0))
+    assert draft == (None if kind is FakeLlama else TreeShape.chain(3))
     assert first.counts.drafted == (0 if more.get("old") else 9)
 
 

@@ -9,8 +9,9 @@ import shlex
 import pytest
 import yaml
 
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
-from tercel.interop.engines.launch import DraftShape, launch, openvino_layers, openvino_python, trtllm_options
+from tercel.interop.engines.launch import launch, openvino_layers, openvino_python, trtllm_options
 
 HEAD, TARGET = "/data/my heads/a", "org/target"
 
@@ -20,7 +21,7 @@ def option(words: list[str], name: str) -> str:
 
 
 def test_vllm_drafts_a_chain_with_the_head() -> None:
-    words = shlex.split(launch("vllm", HEAD, TARGET, DraftShape(5), "float16"))
+    words = shlex.split(launch("vllm", HEAD, TARGET, TreeShape.chain(5), "float16"))
     assert words[:3] == ["vllm", "serve", TARGET]
     assert option(words, "--dtype") == "float16"
     assert json.loads(option(words, "--speculative-config")) == {
@@ -31,13 +32,13 @@ def test_vllm_drafts_a_chain_with_the_head() -> None:
 
 
 def test_speculators_folders_are_served_by_themselves() -> None:
-    words = shlex.split(launch("speculators", HEAD, TARGET, DraftShape(5)))
+    words = shlex.split(launch("speculators", HEAD, TARGET, TreeShape.chain(5)))
     assert words[:3] == ["vllm", "serve", HEAD]
     assert json.loads(option(words, "--speculative-config")) == {"num_speculative_tokens": 5}
 
 
-@pytest.mark.parametrize(("shape", "nodes"), [(DraftShape(4), "5"), (DraftShape(3, 4, 16), "16")])
-def test_sglang_takes_chains_and_trees(shape: DraftShape, nodes: str) -> None:
+@pytest.mark.parametrize(("shape", "nodes"), [(TreeShape.chain(4), "5"), (TreeShape(4, 3, 16), "16")])
+def test_sglang_takes_chains_and_trees(shape: TreeShape, nodes: str) -> None:
     words = [word for word in shlex.split(launch("sglang", HEAD, TARGET, shape)) if word.strip()]
     assert option(words, "--model-path") == TARGET
     assert option(words, "--speculative-algorithm") == "EAGLE3"
@@ -48,7 +49,7 @@ def test_sglang_takes_chains_and_trees(shape: DraftShape, nodes: str) -> None:
 
 
 def test_tensorrt_llm_reads_its_options_from_yaml() -> None:
-    options = yaml.safe_load(trtllm_options(HEAD, DraftShape(6), (1, 14, 26)))
+    options = yaml.safe_load(trtllm_options(HEAD, TreeShape.chain(6), (1, 14, 26)))
     assert options == {
         "speculative_config": {
             "decoding_type": "Eagle3",
@@ -57,24 +58,24 @@ def test_tensorrt_llm_reads_its_options_from_yaml() -> None:
             "eagle3_layers_to_capture": [1, 14, 26],
         }
     }
-    words = shlex.split(launch("trtllm", HEAD, TARGET, DraftShape(6)))
+    words = shlex.split(launch("trtllm", HEAD, TARGET, TreeShape.chain(6)))
     assert words == ["trtllm-serve", TARGET, "--extra_llm_api_options", f"{HEAD}/trtllm.yaml"]
 
 
 def test_openvino_converts_places_layers_and_runs() -> None:
-    text = launch("openvino", HEAD, TARGET, DraftShape(4), "float32")
+    text = launch("openvino", HEAD, TARGET, TreeShape.chain(4), "float32")
     target, head = (shlex.split(line) for line in text.splitlines()[:2])
     assert option(target, "-m") == TARGET
     assert option(head, "-m") == HEAD
     assert "--trust-remote-code" in head
     assert option(head, "--weight-format") == "fp32"
-    for script in (openvino_layers(f"{HEAD}/openvino.json"), openvino_python(DraftShape(4))):
+    for script in (openvino_layers(f"{HEAD}/openvino.json"), openvino_python(TreeShape.chain(4))):
         ast.parse(script)
         assert script in text
 
 
 def test_llamacpp_takes_two_files() -> None:
-    words = shlex.split(launch("llamacpp", "a/draft.gguf", "b/target.gguf", DraftShape(4)))
+    words = shlex.split(launch("llamacpp", "a/draft.gguf", "b/target.gguf", TreeShape.chain(4)))
     assert words == shlex.split(
         "llama-server -m b/target.gguf -md a/draft.gguf --spec-type draft-eagle3 --spec-draft-n-max 4"
     )
@@ -82,7 +83,7 @@ def test_llamacpp_takes_two_files() -> None:
 
 def test_other_engines_and_shapes_are_refused() -> None:
     with pytest.raises(TercelError, match="no engine 'tgi'"):
-        launch("tgi", HEAD, TARGET, DraftShape())
-    for wrong in ((0, 1, None), (1, 0, None), (1, 1, 1)):
+        launch("tgi", HEAD, TARGET, TreeShape.chain())
+    for wrong in ((0, 1, 2), (1, 0, 2), (1, 1, 1)):
         with pytest.raises(TercelError, match="at least 1 and 2 nodes"):
-            DraftShape(*wrong)
+            TreeShape(*wrong)

@@ -156,9 +156,7 @@ def keep_with_head(report: BenchReport, model: DraftModel, options: DraftOptions
     from tercel.measure.record import decoding_entry
     from tercel.measure.record import record as write_record
 
-    shape = tree_shape(options, target.device)
-    tree = f"a tree of {shape.nodes} nodes, top-k {shape.top_k}, depth {shape.depth}"
-    write_record(model, decoding_entry(report, f"a chain of {shape.depth}" if shape.top_k == 1 else tree))
+    write_record(model, decoding_entry(report, str(tree_shape(options, target.device))))
 
 
 def run_with_bar(

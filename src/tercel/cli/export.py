@@ -51,7 +51,7 @@ def command(
     json_file: JsonFile = None,
 ) -> None:
     """Write HEAD as an engine loads it, prove that it does, and print how to start that engine."""
-    from tercel.interop.engines.launch import DraftShape
+    from tercel.draft.shape import TreeShape
     from tercel.interop.export import export_head
     from tercel.interop.formats.embeddings import share_embeddings, stored_embeddings
     from tercel.interop.formats.read import read_head
@@ -72,7 +72,7 @@ def command(
         target_name=name,
         target_config=config,
         target_gguf=gguf,
-        shape=DraftShape(depth),
+        shape=TreeShape.chain(depth),
         overwrite=overwrite,
     )
     try:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tercel.draft.shape import TreeShape
     from tercel.target_model.model import Target
 
-CHAIN_DEPTH = 4
-
 
 def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Target:
     """Load the target; `exact` asks for float32 where no `--dtype` is given.
@@ -61,7 +59,7 @@ def open_head(name: str | None, target: Target, options: DraftOptions) -> DraftM
 
 def tree_shape(options: DraftOptions, device: torch.device) -> TreeShape:
     """The shape of the draft that the options ask for. Raises `TercelError` for `--draft none`."""
-    from tercel.draft.shape import TreeShape
+    from tercel.draft.shape import CHAIN_DEPTH, TreeShape
 
     if options.draft is DraftKind.none:
         raise TercelError("--draft none drafts nothing, so there is nothing to compare; give tree or chain")

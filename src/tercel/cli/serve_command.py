@@ -54,8 +54,9 @@ def command(
     """
     if engine is not ServingEngine.sglang and (top_k > 1 or nodes is not None):
         raise TercelError(f"{engine.value} drafts only chains; leave out --top-k and --nodes, or take --engine sglang")
+    from tercel.draft.shape import TreeShape
     from tercel.heads import resolve_head
-    from tercel.interop.engines.launch import DraftShape, launch
+    from tercel.interop.engines.launch import launch
     from tercel.interop.formats.read import read_head
     from tercel.interop.misread import is_speculators, misread_by
 
@@ -67,7 +68,8 @@ def command(
         placed.config = placed.config.placed(layers)
         model = replace(model, head=placed)
     loaded_as = "speculators" if engine is ServingEngine.vllm and is_speculators(model) else engine.value
-    line = launch(loaded_as, str(path), name, DraftShape(depth, top_k, nodes), dtype.value)
+    shape = TreeShape(top_k, depth, nodes or 1 + depth * top_k)
+    line = launch(loaded_as, str(path), name, shape, dtype.value)
     doubt = misread_by(loaded_as, model, path, kind)
     warning = None if doubt is None else _warning(doubt, head, engine.value)
     if json_file is not None:

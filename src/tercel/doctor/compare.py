@@ -29,7 +29,7 @@ from tercel.draft import DraftModel
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.measure.causes import Cause, rank_causes
-from tercel.measure.counters import Draft
+from tercel.measure.counters import told_shape
 from tercel.measure.divergence import Progress
 from tercel.measure.intervals import Interval, proportion, ratio_of_totals, speedup
 from tercel.measure.probe import SLOTS, answer_all, answered
@@ -43,7 +43,7 @@ class ServingReport:
     prompts resampled in pairs. causes: what would explain a shortfall, the likeliest first."""
 
     engine: str
-    draft: Draft
+    draft: TreeShape
     prompts: int
     same_text: int
     server: Acceptance
@@ -92,7 +92,7 @@ def compare_with_server(
         served.append(server.answer(prompt.tokens, max_new_tokens))
         progress(done, total)
     draft = _draft_of(server, served)
-    proposers: tuple[Proposer, ...] = (Vanilla(), Eagle3(model, target, _shape(draft)))
+    proposers: tuple[Proposer, ...] = (Vanilla(), Eagle3(model, target, draft))
     results = []
     for number, proposer in enumerate(proposers, 1):
         before, engine = number * len(prompts), Engine(target, proposer, slots=SLOTS)
@@ -112,7 +112,7 @@ def _counting_from(before: int, total: int, progress: Progress) -> Progress:
     return lambda done, _: progress(before + done, total)
 
 
-def _draft_of(server: Server, served: Sequence[Served]) -> Draft:
+def _draft_of(server: Server, served: Sequence[Served]) -> TreeShape:
     """What the server drafts: as it says, or as its counters show."""
     draft = server.draft()
     counts = [answer.counts for answer in served]
@@ -123,11 +123,7 @@ def _draft_of(server: Server, served: Sequence[Served]) -> Draft:
             f"line that `tercel serve-command HEAD --engine {server.engine}` prints"
         )
     # the last chain of an answer may be cut, so the mean lies a little below the depth
-    return draft or Draft(max(1, math.ceil(drafted / steps - 1e-9)))
-
-
-def _shape(draft: Draft) -> TreeShape:
-    return TreeShape.chain(draft.depth) if draft.top_k == 1 else TreeShape(draft.top_k, draft.depth, draft.nodes)
+    return draft or told_shape(max(1, math.ceil(drafted / steps - 1e-9)))
 
 
 def _chat_prompt(
@@ -148,7 +144,7 @@ def _report(
     server: Server,
     target: Target,
     model: DraftModel,
-    draft: Draft,
+    draft: TreeShape,
     pairs: Sequence[Pair],
     seen: SeenPrompt | TercelError | None,
 ) -> ServingReport:

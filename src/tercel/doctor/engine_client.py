@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from tercel.doctor.http import Http, HttpStatusError
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
-from tercel.measure.counters import MAX_DEPTH, MAX_NODES, Counts, Draft, number, read_counters
+from tercel.measure.counters import MAX_DEPTH, MAX_NODES, Counts, number, read_counters, told_shape
 
 EngineName = Literal["vllm", "sglang", "llamacpp"]
 _TOKEN_LENGTH = 1024  # characters: longer ones are in no vocabulary
@@ -43,7 +44,7 @@ class Server(Protocol):
     @property
     def engine(self) -> EngineName: ...
 
-    def draft(self) -> Draft | None:
+    def draft(self) -> TreeShape | None:
         """What is drafted, if that can be known before an answer."""
         ...
 
@@ -106,9 +107,9 @@ class Vllm:
             raise TercelError(f"{self.http.base}/v1/models names no model; is it a server of vLLM?")
         return name
 
-    def draft(self) -> Draft | None:
+    def draft(self) -> TreeShape | None:
         positions = self._counters().per_position
-        return Draft(len(positions)) if positions else None
+        return told_shape(len(positions)) if positions else None
 
     def answer(self, prompt: Sequence[int], max_new_tokens: int) -> Served:
         before = self._counters()
@@ -136,7 +137,7 @@ class Sglang:
     http: Http
     engine: EngineName = "sglang"
 
-    def draft(self) -> Draft | None:
+    def draft(self) -> TreeShape | None:
         """Raises `TercelError` for a server that runs without drafts."""
         try:
             info = self.http.get("/server_info")
@@ -149,7 +150,7 @@ class Sglang:
                 "`tercel serve-command HEAD --engine sglang` prints"
             )
         depth = number(depth, "speculative_num_steps", MAX_DEPTH, least=1)
-        return Draft(depth, top_k or 1, info.get("speculative_num_draft_tokens") or depth + 1)
+        return told_shape(depth, top_k or 1, info.get("speculative_num_draft_tokens") or None)
 
     def answer(self, prompt: Sequence[int], max_new_tokens: int) -> Served:
         sampling = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
@@ -189,7 +190,7 @@ class LlamaCpp:
         """None for a server that was started without `--metrics`."""
         return read_counters(_tried(self.http, "/metrics"), "llamacpp")
 
-    def draft(self) -> Draft | None:
+    def draft(self) -> TreeShape | None:
         return None
 
     def answer(self, prompt: Sequence[int], max_new_tokens: int) -> Served:

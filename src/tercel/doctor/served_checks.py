@@ -11,9 +11,9 @@ from tercel.chat.template import encode
 from tercel.decode.types import GenerationResult
 from tercel.doctor.engine_client import SeenPrompt, Served
 from tercel.doctor.findings import Finding
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.measure.causes import Cause
-from tercel.measure.counters import Draft
 from tercel.measure.divergence import first_difference
 from tercel.measure.intervals import Interval
 from tercel.measure.tasks import Prompt
@@ -122,7 +122,7 @@ def template_finding(seen: SeenPrompt | TercelError | None, prompt: tuple[int, .
     )
 
 
-def traffic_finding(pairs: Sequence[Pair], draft: Draft) -> Finding | None:
+def traffic_finding(pairs: Sequence[Pair], draft: TreeShape) -> Finding | None:
     """More counted than these answers can have caused: somebody else uses the server, and nothing can be compared."""
     counted = sum(pair.served.counts.accepted + pair.served.counts.drafts for pair in pairs)
     possible = sum(pair.served.length + draft.depth for pair in pairs)

@@ -1,4 +1,4 @@
-"""How large a draft is."""
+"""How large a draft is: here, in the launch lines of engines, and as a server tells it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import torch
 
 from tercel.errors import TercelError
 
+CHAIN_DEPTH = 4  # drafted tokens of a chain, where nothing else is said
+
 
 @dataclass(frozen=True)
 class TreeShape:
-    """top_k children a node and frontier width `K`; depth: deepest level; nodes: tree size `N`, root included."""
+    """top_k children a node and frontier width `K`; depth: deepest level; nodes: tree size `N`, root included, which is
+    what is verified at once. With top_k 1 it is a chain.
+
+    Raises `TercelError` for a shape without a draft.
+    """
 
     top_k: int
     depth: int
@@ -31,5 +37,10 @@ class TreeShape:
         return cls(6, 3, 10) if device.type == "cpu" else cls(10, 8, 60)
 
     @classmethod
-    def chain(cls, depth: int) -> TreeShape:
+    def chain(cls, depth: int = CHAIN_DEPTH) -> TreeShape:
         return cls(top_k=1, depth=depth, nodes=depth + 1)
+
+    def __str__(self) -> str:
+        if self.top_k == 1:
+            return f"a chain of {self.depth}"
+        return f"a tree of {self.nodes} nodes, top-k {self.top_k}, depth {self.depth}"

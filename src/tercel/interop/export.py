@@ -12,12 +12,13 @@ import torch
 
 from tercel.draft import DraftModel, Eagle3Head, HeadConfig
 from tercel.draft.history import TRAINED
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.file_set import CARD, CONFIG, file_set, interrupted, may_replace_card, read_manifest, refuse_foreign, settle
 from tercel.files import as_json
 from tercel.interop.engines.config import engine_config
 from tercel.interop.engines.gguf_draft import write_gguf
-from tercel.interop.engines.launch import DraftShape, trtllm_options
+from tercel.interop.engines.launch import trtllm_options
 from tercel.interop.engines.limits import check_expressible, engine_ids, ids_mean
 from tercel.interop.engines.weights import KEEPS_OWN_FILE, smallest_exact, write_own_file, write_weights
 from tercel.interop.export_readme import DRAFT_FILE, readme, started_with
@@ -59,7 +60,7 @@ def export_head(
     target_name: str,
     target_config: dict[str, Any] | None,
     target_gguf: Path | None = None,
-    shape: DraftShape | None = None,
+    shape: TreeShape | None = None,
     overwrite: bool = False,
 ) -> ExportReport:
     """Write `model` to the folder `out` for vllm, sglang, speculators, trtllm, openvino or llamacpp.
@@ -71,7 +72,7 @@ def export_head(
     other files in it stay.
     Raises `TercelError` for what the engine cannot express, for a place that is taken, and for any difference.
     """
-    shape = shape or DraftShape()
+    shape = shape or TreeShape.chain()
     target = _text_part(target_config)
     model = _placed(model, target)
     target_type = target.get("model_type")
@@ -119,7 +120,7 @@ def _write_folder(
     dtype: torch.dtype,
     target_name: str,
     architectures: list[str],
-    shape: DraftShape,
+    shape: TreeShape,
 ) -> None:
     config = model.head.config
     write_weights(model, engine, partial, dtype)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tercel.draft import DraftModel
-from tercel.interop.engines.launch import DraftShape, launch, trtllm_options
+from tercel.draft.shape import TreeShape
+from tercel.interop.engines.launch import launch, trtllm_options
 from tercel.interop.engines.limits import NAMES, engine_ids, ids_mean
 from tercel.interop.proof import Check
 
@@ -18,7 +19,7 @@ _OPENVINO = (
 )
 
 
-def started_with(engine: str, out: Path, target: str, shape: DraftShape) -> str:
+def started_with(engine: str, out: Path, target: str, shape: TreeShape) -> str:
     """The launch line for the folder in its final place."""
     head = str(out / DRAFT_FILE) if engine == "llamacpp" else str(out)
     return launch(engine, head, target, shape)
@@ -32,7 +33,7 @@ def readme(
     command: str,
     checks: Sequence[Check],
     doubts: Sequence[str],
-    shape: DraftShape,
+    shape: TreeShape,
 ) -> str:
     """Markdown; `model` is placed."""
     c, who = model.head.config, NAMES[engine]
@@ -66,7 +67,7 @@ def _said(flag: bool) -> str:
     return "on" if flag else "off"
 
 
-def _options(out: Path, shape: DraftShape, outputs: tuple[int, ...]) -> str:
+def _options(out: Path, shape: TreeShape, outputs: tuple[int, ...]) -> str:
     return (
         "`trtllm.yaml` names this folder where it was written; if it moves, change `speculative_model`:\n"
         f"```yaml\n{trtllm_options(str(out), shape, outputs)}```"

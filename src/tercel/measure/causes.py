@@ -9,8 +9,9 @@ from typing import Any
 
 from tercel.chat import TokenizedChat
 from tercel.draft import DraftModel
+from tercel.draft.shape import TreeShape
 from tercel.measure.chains import greedy_chains
-from tercel.measure.counters import Counts, Draft
+from tercel.measure.counters import Counts
 from tercel.measure.variants import AS_READ, faults
 from tercel.target_model.model import Target
 
@@ -37,7 +38,7 @@ def rank_causes(
     model: DraftModel,
     target: Target,
     answers: Sequence[TokenizedChat],
-    draft: Draft,
+    draft: TreeShape,
     counts: Sequence[Counts],
     ratio: float,
 ) -> tuple[Cause, ...]:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 
 MAX_DEPTH = 64  # levels of a chain or tree; no engine has drafted nearly as deep
@@ -44,19 +45,13 @@ class Counts:
         return grown
 
 
-@dataclass(frozen=True)
-class Draft:
+def told_shape(depth: Any, top_k: Any = 1, nodes: Any = None) -> TreeShape:
     """The shape of a server's drafts, as far as it tells: depth of the chain; for a tree also top_k and nodes, root
     included. Raises `TercelError` for one that no engine has: what is simulated here has its size."""
-
-    depth: int
-    top_k: int = 1
-    nodes: int = 0
-
-    def __post_init__(self) -> None:
-        number(self.depth, "the depth of its drafts", MAX_DEPTH, least=1)
-        number(self.top_k, "top-k of its drafts", MAX_TOP_K, least=1)
-        number(self.nodes, "the number of nodes of its drafts", MAX_NODES)
+    depth = number(depth, "the depth of its drafts", MAX_DEPTH, least=1)
+    top_k = number(top_k, "top-k of its drafts", MAX_TOP_K, least=1)
+    nodes = number(depth + 1 if nodes is None else nodes, "the number of nodes of its drafts", MAX_NODES, least=2)
+    return TreeShape.chain(depth) if top_k == 1 else TreeShape(top_k, depth, nodes)
 
 
 def number(value: Any, what: str, most: int = _TOTAL, *, least: int = 0) -> int:

@@ -8,7 +8,7 @@ import torch
 
 from tercel.draft import HeadConfig
 from tercel.draft.checkpoint import public_config
-from tercel.interop.engines.launch import DraftShape
+from tercel.draft.shape import TreeShape
 from tercel.interop.engines.limits import engine_ids
 
 
@@ -18,7 +18,7 @@ def engine_config(
     dtype: torch.dtype,
     target_name: str,
     target_architectures: list[str],
-    shape: DraftShape,
+    shape: TreeShape,
     embeddings_learn: bool = False,
 ) -> dict[str, Any]:
     """For every engine that reads a `config.json`; `c` is placed. embeddings_learn: whether the head's own embeddings
@@ -39,7 +39,7 @@ def engine_config(
 
 
 def _speculators(
-    c: HeadConfig, dtype: torch.dtype, target_name: str, target_architectures: list[str], shape: DraftShape
+    c: HeadConfig, dtype: torch.dtype, target_name: str, target_architectures: list[str], shape: TreeShape
 ) -> dict[str, Any]:
     """No `model_type` at the top: with one vLLM would not translate the rest."""
     public = public_config(c, dtype)

@@ -9,58 +9,37 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import yaml
 
+from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 
 
-@dataclass(frozen=True)
-class DraftShape:
-    """depth: drafted tokens one after another (K of a chain); top_k and nodes: a tree, where an engine drafts one
-    (`nodes` counts the tokens verified at once, root included)."""
-
-    depth: int = 4
-    top_k: int = 1
-    nodes: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.depth < 1 or self.top_k < 1 or (self.nodes is not None and self.nodes < 2):
-            raise TercelError(
-                f"a draft needs depth and top-k of at least 1 and 2 nodes, not {self.depth}, {self.top_k}, {self.nodes}"
-            )
-
-    @property
-    def verified(self) -> int:
-        """Tokens verified at once, root included; a chain has `depth + 1`."""
-        return self.nodes if self.nodes is not None else 1 + self.depth * self.top_k
-
-
-def vllm_command(head: str, target: str, shape: DraftShape, dtype: str) -> str:
+def vllm_command(head: str, target: str, shape: TreeShape, dtype: str) -> str:
     """A chain of `depth`: vLLM drafts no trees with EAGLE-3."""
     speculative = json.dumps({"method": "eagle3", "model": head, "num_speculative_tokens": shape.depth})
     return f"vllm serve {shlex.quote(target)} --dtype {dtype} --speculative-config {shlex.quote(speculative)}"
 
 
-def speculators_command(head: str, shape: DraftShape, dtype: str) -> str:
+def speculators_command(head: str, shape: TreeShape, dtype: str) -> str:
     """The folder names its target itself, and the number of tokens, which the option overrides."""
     speculative = json.dumps({"num_speculative_tokens": shape.depth})
     return f"vllm serve {shlex.quote(head)} --dtype {dtype} --speculative-config {shlex.quote(speculative)}"
 
 
-def sglang_command(head: str, target: str, shape: DraftShape, dtype: str) -> str:
+def sglang_command(head: str, target: str, shape: TreeShape, dtype: str) -> str:
     return " \\\n  ".join(
         [
             f"python -m sglang.launch_server --model-path {shlex.quote(target)} --dtype {dtype}",
             f"--speculative-algorithm EAGLE3 --speculative-draft-model-path {shlex.quote(head)}",
             f"--speculative-num-steps {shape.depth} --speculative-eagle-topk {shape.top_k} "
-            f"--speculative-num-draft-tokens {shape.verified}",
+            f"--speculative-num-draft-tokens {shape.nodes}",
         ]
     )
 
 
-def trtllm_options(head: str, shape: DraftShape, outputs: Sequence[int]) -> str:
+def trtllm_options(head: str, shape: TreeShape, outputs: Sequence[int]) -> str:
     """YAML; `outputs` are the layers whose outputs are captured. A chain of `depth`."""
     speculative = {
         "decoding_type": "Eagle3",
@@ -99,14 +78,14 @@ for end in ("xml", "bin"):
     os.replace(f"head-ov/draft.{{end}}", f"head-ov/openvino_model.{{end}}")"""
 
 
-def openvino_python(shape: DraftShape) -> str:
+def openvino_python(shape: TreeShape) -> str:
     """A chain of `depth`."""
     return f"""import openvino_genai as genai
 pipe = genai.LLMPipeline("target-ov", "CPU", draft_model=genai.draft_model("head-ov", "CPU"))
 print(pipe.generate("Why is the sky blue?", max_new_tokens=100, num_assistant_tokens={shape.depth}))"""
 
 
-def llamacpp_command(draft: str, target: str, shape: DraftShape) -> str:
+def llamacpp_command(draft: str, target: str, shape: TreeShape) -> str:
     """A chain of `depth`; both files are GGUF."""
     return (
         f"llama-server -m {shlex.quote(target)} -md {shlex.quote(draft)} "
@@ -114,7 +93,7 @@ def llamacpp_command(draft: str, target: str, shape: DraftShape) -> str:
     )
 
 
-def launch(engine: str, head: str, target: str, shape: DraftShape, dtype: str = "bfloat16") -> str:
+def launch(engine: str, head: str, target: str, shape: TreeShape, dtype: str = "bfloat16") -> str:
     """The whole of what starts `engine` with the exported folder `head` (for llamacpp, its GGUF file).
 
     Raises `TercelError` for an engine that is not known.
