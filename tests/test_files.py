@@ -11,10 +11,14 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tercel.errors import TercelError
+from tercel.file_set import file_set
 from tercel.files import atomic_dir, atomic_file, is_stream, require_free, write_json, write_text
 from tercel.locks import beside
+from tests.full_disk import full_disk
 
 
 def mode_of(path: Path) -> int:
@@ -207,3 +211,20 @@ def test_what_is_free(tmp_path: Path) -> None:
     for name, message in ((".", "exists already"), ("dangling", "exists already"), ("n" * 300, "name too long")):
         with pytest.raises(TercelError, match=message):
             require_free(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder of the cache", "file set"])
+def test_tensors_that_the_disk_has_no_room_for(tmp_path: Path, kind: str) -> None:
+    """The safetensors library has an error of its own for that."""
+
+    def write() -> None:
+        if kind == "file":
+            with atomic_file(path) as partial:
+                save_file({"a": torch.zeros(1000)}, partial)
+        with atomic_dir(path) if kind == "folder of the cache" else file_set(path, "head") as partial:
+            save_file({"a": torch.zeros(1000)}, partial / "a.safetensors")
+
+    path = tmp_path / "out"
+    with full_disk(1000), pytest.raises(TercelError, match=rf"^writing {path} failed: .*os error.*; free space or"):
+        write()
+    assert not [found.name for found in tmp_path.iterdir() if not found.name.endswith(".lock")]

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tercel.errors import TercelError
-from tercel.files import refuse_unwritable, sha256_file, sync, take_over, write_json
+from tercel.files import UNWRITTEN, refuse_unwritable, sha256_file, sync, take_over, unwritten, write_json
 from tercel.locks import OURS
 
 MANIFEST = f"{OURS}files.json"
@@ -76,9 +76,8 @@ def file_set(folder: Path, kind: str | None = None, shared: Sequence[str] = ()) 
             settle(real)  # sweeps, unless the manifest was just replaced
             if made:
                 real.rmdir()
-        if isinstance(error, OSError):
-            reason = error.strerror or error
-            raise TercelError(f"writing {folder} failed: {reason}; free space or choose another place") from error
+        if isinstance(error, UNWRITTEN):
+            raise TercelError(unwritten(folder, error)) from error
         raise
     try:
         _place(real, manifest, manifest.files)

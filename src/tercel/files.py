@@ -15,11 +15,14 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from tercel.errors import TercelError
 from tercel.locks import beside, one_at_a_time
 
 STDOUT = Path("-")
 WAIT = 60.0  # seconds for another process that writes the very same file
+UNWRITTEN = (OSError, SafetensorError)  # what comes of a full disk
 
 
 def cache_dir() -> Path:
@@ -79,9 +82,8 @@ def atomic_file(path: Path, *, durable: bool = True, held: bool = False) -> Iter
             os.replace(partial, real)
             if durable:
                 sync(real.parent)
-        except OSError as error:
-            reason = error.strerror or error
-            raise TercelError(f"writing {path} failed: {reason}; free space or choose another place") from error
+        except UNWRITTEN as error:
+            raise TercelError(unwritten(path, error)) from error
         finally:
             partial.unlink(missing_ok=True)
 
@@ -104,11 +106,16 @@ def atomic_dir(path: Path) -> Iterator[Path]:
             sync(file)
         os.rename(partial, path)
         sync(path.parent)
-    except OSError as error:
-        reason = error.strerror or error
-        raise TercelError(f"writing {path} failed: {reason}; free space or choose another place") from error
+    except UNWRITTEN as error:
+        raise TercelError(unwritten(path, error)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def unwritten(path: Path, error: BaseException) -> str:
+    """The sentence for one of `UNWRITTEN`."""
+    reason = getattr(error, "strerror", None) or error
+    return f"writing {path} failed: {reason}; free space or choose another place"
 
 
 def is_stream(path: Path) -> bool:

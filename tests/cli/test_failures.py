@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from tercel.cli.app import main
 from tercel.target_model.model import Target
+from tests.full_disk import full_disk
+from tests.tiny import save_tiny_gguf
 
 from .conftest import RECIPE, World
 from .running import everything, refused, run, run_program
-
-
-@contextmanager
-def full_disk(bytes_a_file: int) -> Iterator[None]:
-    """No file of this process can grow beyond a size: writing then fails as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("room", [300, 20_000, 100_000], ids=["nothing", "no state", "no second state"])
@@ -40,6 +29,23 @@ def test_full_disk_while_training(tmp_path: Path, world: World, room: int) -> No
     again = run(*command, *([] if saved else ["--overwrite"]))
     assert again.code == 0, again.err
     assert (out / "model.safetensors").read_bytes() == (Path(world.head) / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["weights", "tokenizer"])
+def test_full_disk_while_a_gguf_file_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    def full(*_args: object, **_more: object) -> None:
+        raise Exception("No space left on device (os error 28)")  # the very type that the tokenizers library raises
+
+    save_tiny_gguf(tmp_path / "tiny.gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if late:
+        monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
+    with full_disk(1 << 30 if late else 5000):
+        ended = run("generate", str(tmp_path / "tiny.gguf"), "--draft", "none", "--prompt", "x")
+    refused(ended, f"writing {tmp_path / 'cache'}", "os error", "free space")
+    assert not [name for name in everything(tmp_path / "cache") if not name.endswith(".lock")]
 
 
 def test_full_disk_while_reporting(tmp_path: Path, world: World) -> None:

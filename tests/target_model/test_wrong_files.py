@@ -122,6 +122,17 @@ def test_a_tokenizer_that_breaks_on_any_text(folder: Path) -> None:
         load_tokenizer(str(folder))
 
 
+@pytest.mark.parametrize("charsmap", ["", "AAAA"])
+def test_a_panic_of_the_tokenizers_library_is_one_sentence(
+    folder: Path, charsmap: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": charsmap}
+    change(folder / "tokenizer.json", lambda tokenizer: tokenizer.update(normalizer=normalizer))
+    with pytest.raises(TercelError, match=r"cannot read the tokenizer of .*: Precompiled: Error"):
+        load_tokenizer(str(folder))
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("template", [5, ["x"], {"default": 3}])
 def test_a_template_that_is_none(folder: Path, template: Any) -> None:
     (folder / "chat_template.jinja").unlink(missing_ok=True)

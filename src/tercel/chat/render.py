@@ -28,7 +28,7 @@ from tercel.chat.template import (
     serving_prompt,
     template_messages,
 )
-from tercel.chat.tokenizing import tokenize
+from tercel.chat.tokenizing import detokenize, tokenize
 from tercel.errors import TercelError
 
 NO_ANSWER = "no assistant turn"
@@ -158,7 +158,7 @@ class Renderer:
         """The prompt's ids and the answer's, or [] if the tokenizer cannot tokenise the answer apart."""
         head, tail = encode(self.tokenizer, prompt), encode(self.tokenizer, answer)
         together = encode(self.tokenizer, prompt + answer)
-        if self.tokenizer.decode(head + tail) != self.tokenizer.decode(together):
+        if detokenize(self.tokenizer, head + tail) != detokenize(self.tokenizer, together):
             return []  # such as a SentencePiece model, which puts a space before every text
         return [TokenizedChat.of(id, head + tail, [False] * len(head) + [True] * len(tail))]
 
@@ -240,7 +240,7 @@ def render_plain(tokenizer: PreTrainedTokenizerBase, raw: RawText) -> TokenizedC
 
 def answer_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """The text of generated ids, as a server returns it: without special tokens."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    return detokenize(tokenizer, ids, skip_special=True)
 
 
 def _from_first_question(conversation: Conversation) -> tuple[Conversation, Counter[str]]:

@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from tercel import limits
 from tercel.chat.conversation import REASONING, Message
 from tercel.chat.deadline import DeadlineError, deadline
-from tercel.chat.tokenizing import guarded, tokenize
+from tercel.chat.panics import guarded
+from tercel.chat.tokenizing import tokenize
 from tercel.errors import TercelError
 
 GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -236,7 +237,7 @@ def end_ids(template: ChatTemplate) -> set[int]:
     tokenizer = template.tokenizer
     ids = {tokenizer.eos_token_id} - {None}
     if template.end:
-        ids.add(encode(tokenizer, template.end)[-1])
+        ids.update(encode(tokenizer, template.end)[-1:])
     return ids
 
 

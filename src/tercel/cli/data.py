@@ -108,8 +108,10 @@ def clean(
 
 def coloured(chat: TokenizedChat, tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
     """The chat's text, the assistant's tokens green and the others dim."""
+    from tercel.chat.tokenizing import detokenize
+
     for supervised, run in groupby(zip(chat.tokens.tolist(), chat.supervised.tolist(), strict=True), lambda p: p[1]):
-        yield str(tokenizer.decode([token for token, _ in run])), "bold green" if supervised else "dim"
+        yield detokenize(tokenizer, [token for token, _ in run]), "bold green" if supervised else "dim"
 
 
 def counts_table(report: LoadReport) -> Table:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tercel.chat.tokenizing import detokenize
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -93,4 +95,4 @@ class TextStream:
 
     def _decode(self, tokens: list[int]) -> str:
         # Cleaning up spaces would rewrite text already shown, and damages code.
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return detokenize(self._tokenizer, tokens, skip_special=True, clean_up=False)

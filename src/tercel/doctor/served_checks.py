@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tercel.chat.render import answer_text
 from tercel.chat.template import encode
 from tercel.decode.types import GenerationResult
 from tercel.doctor.engine_client import SeenPrompt, Served
@@ -69,7 +70,7 @@ def differs(target: Target, pair: Pair) -> int | None:
     if pair.served.tokens is not None:
         theirs, ours = ([t for t in tokens if t not in ends] for tokens in (pair.served.tokens, pair.plain))
         return first_difference(theirs, ours)
-    text = str(target.tokenizer.decode(list(pair.plain), skip_special_tokens=True))
+    text = answer_text(target.tokenizer, pair.plain)
     if text.strip() == pair.served.text.strip():
         return None
     tokens = encode(target.tokenizer, pair.served.text)

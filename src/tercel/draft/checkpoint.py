@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tercel.draft.config import HeadConfig, engine_default_layers
@@ -92,12 +91,7 @@ def save_head(
     tensors["d2t"] = model.vocabulary.d2t
     tensors["t2d"] = model.vocabulary.t2d
     with file_set(out, "head") as staging:
-        try:
-            save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
-        except (SafetensorError, OSError) as error:
-            raise TercelError(
-                f"writing the head to {out} failed: {error}; free space or choose another --out"
-            ) from error
+        save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
         (staging / CONFIG).write_text(as_json(public_config(model.head.config, dtype)), encoding="utf-8")
         (staging / RECORD).write_text(as_json(description(model)), encoding="utf-8")
         if card is not None and may_replace_card(out):

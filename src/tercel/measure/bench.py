@@ -13,6 +13,7 @@ import numpy
 import torch
 import transformers
 
+from tercel.chat.render import answer_text
 from tercel.decode.sampling import SamplingParams
 from tercel.errors import TercelError
 from tercel.measure.methods import Method, Run
@@ -163,7 +164,7 @@ class _Asking:
                 return
             turn = self._turn(task, question, prompt, params)
             yield turn
-            answers.append(str(tokenizer.decode(list(turn[VANILLA].tokens), skip_special_tokens=True)))
+            answers.append(answer_text(tokenizer, turn[VANILLA].tokens))
 
     def _turn(self, task: Task, question: Question, prompt: tuple[int, ...], params: SamplingParams) -> dict[str, Run]:
         names = list(self.methods)

@@ -21,7 +21,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
         end = learn_template(tokenizer).end
     except TercelError:  # a template of another kind; whoever renders with it is told
         return ()
-    return (encode(tokenizer, end)[-1],) if end else ()
+    return tuple(encode(tokenizer, end)[-1:]) if end else ()
 
 
 def end_ids(name: str, said: Any, vocab_size: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from tercel.chat.tokenizing import guarded
+from tercel.chat.panics import guarded
 from tercel.errors import TercelError
 from tercel.files import atomic_dir, cache_dir
 from tercel.target_model.checkpoint import check_sizes, one_line
@@ -69,13 +69,32 @@ def convert_gguf(file: Path, out_dir: Path) -> None:
             pad_token_id=tokenizer.pad_token_id,
         )
         with atomic_dir(out_dir) as partial:
-            model.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
-            if AutoTokenizer.from_pretrained(partial).encode(PROBE) != tokenizer.encode(PROBE):
+            _save(model, tokenizer, partial)
+            if not _reads_back(tokenizer, partial):
                 raise TercelError(
                     f"the tokenizer of {file} reads back differently once saved, because transformers "
                     "imposes its family's own; use the model's safetensors folder"
                 )
+
+
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Raises `OSError` if it cannot be written: the libraries raise types of their own where the disk is full."""
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        raise OSError(one_line(error)) from error
+
+
+def _reads_back(tokenizer: PreTrainedTokenizerBase, folder: Path) -> bool:
+    """Whether the tokenizer saved in the folder tokenises as `tokenizer` does."""
+    try:
+        with guarded(hush=True):
+            return bool(AutoTokenizer.from_pretrained(folder).encode(PROBE) == tokenizer.encode(PROBE))
+    except Exception as error:  # what wrong settings of a GGUF file lead to
+        raise TercelError(
+            f"the converted tokenizer cannot be used ({one_line(error)}); use the model's safetensors folder"
+        ) from error
 
 
 def read_metadata(file: Path) -> dict[str, str | int]:
@@ -122,7 +141,7 @@ def restore_tokenizer(tokenizer: PreTrainedTokenizerBase, pre: str) -> None:
 def _tokenizer(file: Path, metadata: dict[str, str | int]) -> PreTrainedTokenizerBase:
     kind, pre = str(metadata.get("tokenizer.ggml.model")), str(metadata.get("tokenizer.ggml.pre", "default"))
     try:
-        with guarded():
+        with guarded(hush=True):
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # what wrong settings of a file lead to
         raise TercelError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +20,10 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 
-from tercel.chat.tokenizing import check_growth, guarded, tokenize
+from tercel.chat.panics import guarded
+from tercel.chat.tokenizing import check_rules, tokenize
 from tercel.errors import TercelError
 from tercel.files import sha256_file
 from tercel.hub import HubName, why_unreadable
@@ -72,13 +74,16 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of `name`, which may also be a folder that holds nothing but a tokenizer."""
     source = _locate(name, progress, accept_licence)
+    if source.kind == "hub":  # now, while its bar is seen; what else there is is small
+        with suppress(Exception):  # whatever is the matter is told below
+            cached_file(source.path, "tokenizer.json", revision=source.revision)
     with reading(source, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
             source.path, revision=source.revision, trust_remote_code=trust_remote_code
         )
         if not isinstance(tokenizer.chat_template, str | dict | None):
             raise TercelError(f"the chat template of {name} is no text; save its tokenizer again")
-        check_growth(tokenizer)
+        check_rules(tokenizer)
         tokenize(tokenizer, "a text")  # shows what loading does not
     return tokenizer
 
@@ -225,7 +230,7 @@ def _config_of(source: Source, trust_remote_code: bool, weights_too: bool = Fals
 def reading(source: Source, part: str) -> Iterator[None]:
     """Turn whatever the files of a model lead to into one sentence; keep bars where something is downloaded."""
     try:
-        with nullcontext() if source.kind == "hub" else quiet_transformers(), guarded():
+        with nullcontext() if source.kind == "hub" else quiet_transformers(), guarded(hush=part == "tokenizer"):
             yield
     except TercelError:
         raise

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from tercel.draft import DraftModel
 from tercel.draft.checkpoint import description
-from tercel.errors import TercelError
 from tercel.file_set import RECORD, WEIGHTS
 from tercel.files import as_json
 
@@ -33,11 +31,7 @@ def write_weights(model: DraftModel, engine: str, folder: Path, dtype: torch.dty
         renamed = name.replace("midlayer.", "layers.0.") if engine == "speculators" else name
         tensors[renamed] = parameter.detach().to("cpu", dtype).contiguous()
     tensors |= _maps(model, engine)
-    file = folder / WEIGHTS
-    try:
-        save_file(tensors, file, metadata={"format": "pt"})
-    except (SafetensorError, OSError) as error:
-        raise TercelError(f"writing {file.name} failed: {error}; free space or choose another --out") from error
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def _maps(model: DraftModel, engine: str) -> dict[str, Tensor]:
