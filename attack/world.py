@@ -21,7 +21,7 @@ EXACT = ("--dtype", "float32")
 # fmt: off
 RECIPE = (
     "--batch-tokens", "256", "--draft-vocab", "64", "--eval-share", "0.2", "--lr", "5e-3", "--ttt-steps", "2",
-    "--eval-every", "2", "--save-every", "2", "--epochs", "3", *EXACT,
+    "--eval-every", "2", "--epochs", "3", *EXACT,
 )
 # fmt: on
 FORMATS = ("sglang", "specforge", "speculators", "modelopt", "angelslim")
@@ -78,6 +78,11 @@ class World:
         """A folder with regenerated answers of which some are written (`out.jsonl.part`, its settings)."""
         return self.path / "begun"
 
+    @property
+    def recipe(self) -> Path:
+        """What of the recipe of that run is no flag."""
+        return self.path / "recipe.yaml"
+
     def foreign(self, format: str) -> Path:
         """A head of `FORMATS`, "eagle1", "pickled" or "sharded"."""
         return self.path / "foreign" / format
@@ -88,7 +93,8 @@ class World:
 
     def training(self, out: str, *more: str) -> list[str]:
         """The command of the run at `stopped`, with another output."""
-        return ["train", str(self.target), "--data", str(self.answers), "--out", out, *RECIPE, *more]
+        told = ["train", str(self.target), "--data", str(self.answers), "--config", str(self.recipe)]
+        return [*told, "--out", out, *RECIPE, *more]
 
 
 def make_world(folder: Path) -> World:
@@ -118,6 +124,7 @@ def _make(world: World) -> None:
     save_tiny(world.path, "llama")
     save_tiny_gguf(world.gguf)
     _write_prompts(world)
+    world.recipe.write_text("save-every: 2\n", encoding="utf-8")
     _run(
         "data",
         "regenerate",
@@ -170,13 +177,13 @@ def _write_prompts(world: World) -> None:
 def _stop_a_run(world: World) -> None:
     """The same run as at `done`, left after some steps."""
     from tercel.chat import load_chats
-    from tercel.cli.train import TrainFlags
     from tercel.target_model.model import Target
+    from tercel.train.config import TrainConfig
     from tercel.train.loop import train
 
-    config = TrainFlags(
+    config = TrainConfig(
         batch_tokens=256, draft_vocab=64, eval_share=0.2, lr=5e-3, ttt_steps=2, eval_every=2, save_every=2, epochs=3
-    ).config()
+    )
     target = Target.load(str(world.target))
     chats, _ = load_chats([world.answers], target.tokenizer, max_length=config.max_length)
     train(target, chats, config, world.stopped, data_names=[world.answers.name], stop_after=STOPPED)

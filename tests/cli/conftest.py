@@ -14,7 +14,7 @@ from tests.tiny import save_tiny
 
 TEXT = "the cat sat on a red mat and it is in the rain while he was there for ten days"
 RECIPE = ["--batch-tokens", "256", "--draft-vocab", "64", "--eval-share", "0.2", "--lr", "5e-3"]
-RECIPE += ["--ttt-steps", "3", "--eval-every", "8", "--save-every", "8", "--dtype", "float32"]
+RECIPE += ["--ttt-steps", "3", "--eval-every", "8", "--dtype", "float32"]
 
 
 @dataclass(frozen=True)

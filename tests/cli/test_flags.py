@@ -3,22 +3,65 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
+from typer.main import get_command
 
-from tercel.cli.models import tree_shape
+from tercel.cli.app import app
+from tercel.cli.models import CHAIN_DEPTH, tree_shape
 from tercel.cli.options import DraftKind, DraftOptions, SamplingOptions, parse_logit_bias
-from tercel.cli.train import TrainFlags, parse_layers
+from tercel.cli.settings import parse_layers
+from tercel.decode.eagle3 import TreeShape
 from tercel.decode.sampling import SamplingParams
 from tercel.draft.shape import CHAIN_DEPTH, TreeShape
 from tercel.errors import TercelError
 from tercel.train.config import TrainConfig
 
+from .running import run
 
-def test_training_flags_are_the_settings_of_training() -> None:
-    assert [f.name for f in fields(TrainFlags)] == [f.name for f in fields(TrainConfig)]
-    assert TrainFlags().config() == TrainConfig()
+
+def test_every_setting_of_training_is_an_option_with_its_default() -> None:
+    command = get_command(app).commands["train"]  # type: ignore[attr-defined]
+    options = {option.name: option for option in command.params}
+    flags = [name for name, option in options.items() if option.param_type_name == "option" and not option.hidden]
+    assert len(flags) <= 24
+    for field in fields(TrainConfig):
+        assert (field.name in flags) == (TrainConfig.told()[field.name].flag is not None)
+        default = options[field.name].default
+        assert (parse_layers(default) if field.name == "feature_layers" else default) == field.default
+
+
+def in_words(value: object) -> str:
+    """A default as the page of settings has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value in ("", ()) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def test_the_page_of_settings_lists_them_all() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text("utf-8")
+    as_flags, in_file = page.split("## In the file alone")
+    for field in fields(TrainConfig):
+        told = TrainConfig.told()[field.name]
+        line = f"| `{field.name.replace('_', '-')}` | {in_words(field.default)} | {told.help} |\n"
+        assert line in (in_file if told.flag is None else as_flags)
+
+
+@pytest.mark.parametrize(
+    ("typed", "flag", "line"),
+    [
+        (["--final-lr", "0.2"], "--final-lr", "final-lr: 0.2"),
+        (["--freeze-lm-head"], "--freeze-lm-head", "freeze-lm-head: true"),
+        (["--feature-layers", "1,2"], "--feature-layers", "feature-layers: [1, 2]"),
+        (["--loss=hard"], "--loss", 'loss: "hard"'),
+        (["--limit", "5"], "--limit", "limit: 5"),
+    ],
+)
+def test_what_is_no_flag_is_told_where_it_belongs(typed: list[str], flag: str, line: str) -> None:
+    ended = run("train", "t", "--data", "d", "--out", "o", *typed)
+    assert (ended.code, ended.err) == (2, f"error: {flag} is no flag; put `{line}` into a YAML file, for --config\n")
 
 
 def test_sampling_flags_are_the_settings_of_sampling() -> None:

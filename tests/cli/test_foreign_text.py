@@ -183,7 +183,7 @@ def test_a_damaged_file_is_not_quoted_with_its_controls(tmp_path: Path, world: W
         ["generate", "t", "h", "--logit-bias", EVIL],
         ["generate", "t", "h", "-p", "x", "--device", EVIL],
         ["generate", "t", "h", "x", EVIL],
-        ["train", "t", "--data", "d", "--out", "o", "--loss", EVIL],
+        ["train", "t", "--data", "d", "--out", "o", "--config", EVIL],
         ["bench", "t", "h", "--methods", EVIL],
         ["inspect", EVIL],
         ["inspect", f"~{EVIL}"],
@@ -200,7 +200,7 @@ def test_no_error_sends_what_a_settings_file_says(tmp_path: Path, world: World) 
     settings = tmp_path / "recipe.yaml"
     settings.write_text(json.dumps({EVIL: 1}), encoding="utf-8")
     ended = run("train", world.target, "--data", "d", "--out", "o", "--config", str(settings))
-    refused(ended, "there is no flag")
+    refused(ended, "there is no setting")
     harmless(ended)
 
 

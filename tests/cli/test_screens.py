@@ -13,7 +13,7 @@ import pytest
 
 from tercel.cli.consoles import PlainConsole
 from tercel.cli.train_progress import TrainProgress
-from tercel.train.acceptance import Acceptance
+from tercel.draft.history import HeldOut
 
 from .conftest import RECIPE, World
 from .running import everything, refused, run, run_program
@@ -76,9 +76,9 @@ def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path, world: World, m
     reader, writer = os.pipe()
     evaluated = TrainProgress.evaluated
 
-    def gone(self: TrainProgress, step: int, acceptance: Acceptance) -> None:
+    def gone(self: TrainProgress, step: int, held_out: HeldOut) -> None:
         os.close(reader)
-        evaluated(self, step, acceptance)
+        evaluated(self, step, held_out)
 
     with monkeypatch.context() as patch, open(writer, "w", encoding="utf-8") as stdout, io.StringIO() as stderr:
         patch.setattr(TrainProgress, "evaluated", gone)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
+from tercel.cli.settings import option_of
+
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer reads it: each parameter that is a dataclass spread into the dataclass's fields.
 
-    The fields are `Annotated[type, typer.Option(…)]` with defaults; the command itself gets an instance.
+    The fields are `Annotated[type, typer.Option(…)]` or settings, with defaults; the command itself gets an instance.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
@@ -22,7 +24,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(_keyword(parameter.name, parameter.default, hints[parameter.name]))
         else:
             kinds = get_type_hints(group, include_extras=True)
-            parameters += [_keyword(f.name, f.default, kinds[f.name]) for f in fields(group)]
+            parameters += [_keyword(f.name, *option_of(f, kinds[f.name])) for f in fields(group)]
 
     def called_by_typer(**values: Any) -> None:
         built = {name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()}

@@ -1,21 +1,24 @@
-"""Flags from a YAML file: its keys are the names of the flags."""
+"""Settings from a YAML file: its keys are the names of the flags, and of settings for files alone."""
 
 from __future__ import annotations
 
 import difflib
 import json
+from dataclasses import Field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
 
 import typer
 import yaml
 
+from tercel.cli.paths import user_name
 from tercel.errors import TercelError
 from tercel.reading import short
+from tercel.train.config import Setting
 
 
 def read_settings(ctx: typer.Context, file: Path | None) -> Path | None:
-    """Callback of an eager `--config` option: what the file says becomes the defaults of the other flags.
+    """Callback of an eager `--config` option: what the file says becomes the defaults of the other options.
 
     Raises `TercelError` for a file that is not a map, an unknown key, and a value that its flag would refuse.
     """
@@ -29,7 +32,7 @@ def read_settings(ctx: typer.Context, file: Path | None) -> Path | None:
         parameter = parameters.get(name)
         if parameter is None:
             near = difflib.get_close_matches(name, parameters, n=1, cutoff=0.0)
-            raise TercelError(f"{file}: there is no flag {key!r}; did you mean {near[0]}?")
+            raise TercelError(f"{file}: there is no setting {key!r}; did you mean {near[0]}?")
         if value is None:
             continue
         try:
@@ -37,11 +40,46 @@ def read_settings(ctx: typer.Context, file: Path | None) -> Path | None:
             parameter.process_value(ctx, given)
         except typer.BadParameter as error:
             raise TercelError(f"{file}: {key} cannot be {short(value)}: {error.message}") from error
+        except TercelError as error:
+            raise TercelError(f"{file}: {error}") from error
         except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists that hold themselves
             raise TercelError(f"{file}: the value of {key} cannot be written as text ({error}); repair it") from error
         defaults[parameter.name] = given
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return file
+
+
+def only_in_files(ctx: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
+    """Callback of a hidden option, a setting for files alone. Raises `TercelError` if it is typed as a flag."""
+    source = ctx.get_parameter_source(str(parameter.name))
+    if source is not None and source.name == "COMMANDLINE":
+        name = str(parameter.name).replace("_", "-")
+        raise TercelError(f"--{name} is no flag; put `{name}: {json.dumps(value)}` into a YAML file, for --config")
+    return value
+
+
+def option_of(field: Field[Any], hint: Any) -> tuple[Any, Any]:
+    """Default and annotation of the option for a field of a dataclass. A `Setting` becomes a flag under its heading, or
+    an option for files alone; a field with an option of its own is left as it is."""
+    kind, told = get_args(hint)
+    if not isinstance(told, Setting):
+        return field.default, hint
+    default: Any = field.default
+    more: dict[str, Any] = {}
+    if kind == tuple[int, ...]:
+        kind, default, more = str, ",".join(map(str, default)), {"parser": parse_layers}
+    if field.name == "start_from":
+        more = {"metavar": "HEAD", "parser": user_name}
+    shown = {"hidden": True, "callback": only_in_files} if told.flag is None else {"rich_help_panel": told.flag}
+    return default, Annotated[kind, typer.Option(help=told.help, **shown, **more)]
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """`"2,15,27"` to `(2, 15, 27)`. Raises `TercelError` for anything else."""
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise TercelError(f"feature-layers {text!r} is not a list of layer numbers, such as 2,15,27") from error
 
 
 def _read(file: Path) -> dict[Any, Any]:

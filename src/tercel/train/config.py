@@ -6,11 +6,21 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from tercel.errors import TercelError
 
 LossKind = Literal["soft", "hard", "lk"]
+RECIPE, RUN = "Recipe", "Run"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting in a few words, for whoever gives it. flag: the heading among the flags of `tercel train`; None for one
+    that is given in a file only."""
+
+    help: str
+    flag: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,31 +57,39 @@ class TrainConfig:
     draft_vocab: `W` (0: the target's whole vocabulary).
     """
 
-    epochs: int = 2
-    max_steps: int = 0
-    batch_tokens: int = 2048
-    accumulate: int = 1
-    lr: float = 5e-4
-    final_lr: float = 0.05
-    warmup: float = 0.04
-    weight_decay: float = 0.0
-    clip: float = 0.5
-    max_length: int = 2048
-    ttt_steps: int = 7
-    decay: float = 0.8
-    loss: str = "soft"
-    oov: str = "drop"
-    average: str = "sequence"
-    draft_vocab: int = 8192
-    feature_layers: tuple[int, ...] = ()
-    freeze_lm_head: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
-    start_from: str = ""
-    seed: int = 0
-    eval_share: float = 0.02
-    eval_every: int = 100
-    save_every: int = 100
+    epochs: Annotated[int, Setting("Passes over the data.", RECIPE)] = 2
+    max_steps: Annotated[int, Setting("End after so many optimizer steps; 0 is all epochs.", RECIPE)] = 0
+    batch_tokens: Annotated[int, Setting("Packed tokens of a micro-batch.", RECIPE)] = 2048
+    accumulate: Annotated[int, Setting("Micro-batches of an optimizer step.")] = 1
+    lr: Annotated[float, Setting("Peak learning rate.", RECIPE)] = 5e-4
+    final_lr: Annotated[float, Setting("Share of the peak rate at the end of the cosine.")] = 0.05
+    warmup: Annotated[float, Setting("Share of the steps spent warming up.")] = 0.04
+    weight_decay: Annotated[float, Setting("AdamW's weight decay.")] = 0.0
+    clip: Annotated[float, Setting("Largest norm of the gradient.")] = 0.5
+    max_length: Annotated[int, Setting("Cut longer conversations, in tokens.", RECIPE)] = 2048
+    ttt_steps: Annotated[int, Setting("Steps of the training-time test.", RECIPE)] = 7
+    decay: Annotated[float, Setting("Step s weighs decay^s; 0 is the plain mean.")] = 0.8
+    loss: Annotated[str, Setting("soft, hard or lk.")] = "soft"
+    oov: Annotated[str, Setting("drop or keep rows outside the draft vocabulary.")] = "drop"
+    average: Annotated[str, Setting("Mean over sequence or token.")] = "sequence"
+    draft_vocab: Annotated[int, Setting("Tokens the head can draft; 0 is all.", RECIPE)] = 8192
+    feature_layers: Annotated[
+        tuple[int, ...],
+        Setting("Layers whose inputs are the features, such as 2,15,27; none is a low, a middle and a high one."),
+    ] = ()
+    freeze_lm_head: Annotated[bool, Setting("Keep the target's output layer (paper's text).")] = False
+    fc_norm: Annotated[bool, Setting("Norm each feature first (EAGLE-3.1).")] = False
+    norm_output: Annotated[bool, Setting("Feed back the normed hidden (EAGLE-3.1).")] = False
+    start_from: Annotated[str, Setting("Begin with the weights of this head.", RUN)] = ""
+    seed: Annotated[int, Setting("Of initialisation and data order.", RUN)] = 0
+    eval_share: Annotated[float, Setting("Share of the conversations held out.", RUN)] = 0.02
+    eval_every: Annotated[int, Setting("Steps between evaluations.", RUN)] = 100
+    save_every: Annotated[int, Setting("Steps between saved states.")] = 100
+
+    @classmethod
+    def told(cls) -> dict[str, Setting]:
+        """All settings by name, in words."""
+        return {name: get_args(hint)[1] for name, hint in get_type_hints(cls, include_extras=True).items()}
 
     def __post_init__(self) -> None:
         for name in (

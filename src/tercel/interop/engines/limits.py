@@ -84,7 +84,7 @@ def _check_layers(engine: str, who: str, c: HeadConfig) -> None:
     if engine in _THREE_LAYERS and len(layers) != 3:
         raise TercelError(
             f"{who} captures exactly three layers, but this head takes {len(layers)} ({listed}); export it to vllm or "
-            "sglang, or train one with --feature-layers of three"
+            "sglang, or train one with three feature-layers"
         )
     if len(set(layers)) != len(layers):
         raise TercelError(f"feature layers {listed} name one twice, which {who} would capture once; train another head")
