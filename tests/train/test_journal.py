@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tercel import limits
+from tercel.draft.history import HeldOut
 from tercel.errors import TercelError
-from tercel.train.acceptance import Acceptance
 from tercel.train.journal import Journal
 from tercel.train.plot import plot_curves
 
@@ -78,7 +78,7 @@ def test_what_no_run_wrote_is_left_out_and_told(tmp_path: Path, line: bytes, pro
     assert len(note) < len(str(journal.path)) + 200
     assert journal.path.read_text("utf-8").splitlines() == kept
     assert journal.rendered_at() == datetime(2025, 3, 5, 6, 7, 8)
-    assert [Acceptance.from_json(row["eval"]).tau for row in journal.evaluations()] == [1.6]
+    assert [HeldOut.from_json(row["eval"], "eval", journal.path).tau for row in journal.evaluations()] == [1.6]
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 3, "lo', b"\0" * 40, b"[" * 10_000, b"\xff"])
