@@ -10,10 +10,9 @@ import torch
 from typer.main import get_command
 
 from tercel.cli.app import app
-from tercel.cli.models import CHAIN_DEPTH, tree_shape
+from tercel.cli.models import tree_shape
 from tercel.cli.options import DraftKind, DraftOptions, SamplingOptions, parse_logit_bias
 from tercel.cli.settings import parse_layers
-from tercel.decode.eagle3 import TreeShape
 from tercel.decode.sampling import SamplingParams
 from tercel.draft.shape import CHAIN_DEPTH, TreeShape
 from tercel.errors import TercelError
