@@ -7,7 +7,6 @@ to the folder next finishes what a kill or a power cut left undone, or sweeps it
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from tercel.errors import TercelError
 from tercel.files import UNWRITTEN, refuse_unwritable, sha256_file, sync, take_over, unwritten, write_json
 from tercel.locks import OURS
+from tercel.reading import read_json
 
 MANIFEST = f"{OURS}files.json"
 STAGING = f"{OURS}new"
@@ -41,11 +41,11 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest | None:
     """What the folder's set is; None where there is none, or its manifest is damaged."""
     try:
-        value = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        value = read_json(folder / MANIFEST)
         manifest = Manifest(value["kind"], dict(value["files"]), dict(value["gone"]), list(value["shared"]))
         names = [*manifest.files, *manifest.gone, *manifest.shared]
         plain = all(name and Path(name).name == name and not name.startswith(".") for name in names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (TercelError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return manifest if plain and isinstance(manifest.kind, str) else None
 
@@ -167,10 +167,10 @@ def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
 def _of_a_head_without_manifest(folder: Path) -> set[str]:
     """The files of a head that an earlier version wrote, or that came here without its hidden file."""
     try:
-        value = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        value = read_json(folder / RECORD)
+    except TercelError:
         return set()
-    return set(HEAD_FILES) if isinstance(value, dict) and {"format", "head"} <= value.keys() else set()
+    return set(HEAD_FILES) if {"format", "head"} <= value.keys() else set()
 
 
 def may_replace_card(folder: Path) -> bool:

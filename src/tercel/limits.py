@@ -21,6 +21,8 @@ TEXT_CHARACTERS = 2_000_000
 TEXT_GROWTH = 1000
 # every answer is rendered with all messages before it
 TURNS = 1000
+# a prompt as a file, in the longest UTF-8; flags of a verb as YAML take less than one kilobyte
+PROMPT_BYTES, SETTINGS_BYTES = 4 * TEXT_CHARACTERS, 1 << 18
 
 # -- chat templates
 
@@ -46,5 +48,29 @@ NUMBERS_FREE = 1 << 27
 # a layer has at least one tensor of its own; fewer layers than this are made within a second in any case
 LAYERS_FREE = 128
 EXPERTS = 1 << 13
+# of penalties, biases and temperatures: far above any logit, far below where float32 ends
+LOGIT = 1e30
 # Python objects are made of every entry of a GGUF file's lists; the longest are merges, about half a million
 GGUF_ENTRIES, GGUF_FIELDS, GGUF_TENSORS, GGUF_DIMENSIONS = 1 << 21, 1 << 16, 1 << 16, 4
+
+# -- what a user asks for
+
+# the paper's tree has top-k 10, depth 8 and 60 nodes; a level proposes the square of top-k
+DRAFT_TOP_K, DRAFT_DEPTH, DRAFT_NODES = 64, 128, 1024
+# requests decoded at a time: each has keys and values of its own
+SLOTS = 1 << 12
+# how often a question is asked, or an answer sampled: all of it is kept until the statistics are made
+REPEATS = 1 << 20
+# counts that size nothing, so that no number anywhere outgrows 64 bits
+COUNT = 1 << 40
+
+# -- training
+
+# the paper has 7 steps; each keeps the activations of all rows
+TTT_STEPS = 64
+# tokens packed into a micro-batch, and micro-batches of an optimizer step: a step of 2**31 tokens is none
+BATCH_TOKENS, ACCUMULATE = 1 << 22, 1 << 16
+# the order of all conversations in all epochs is planned in advance: some gigabytes at this size
+PLANNED = 1 << 26
+# learning rates in use lie below 0.1
+RATE = 1000.0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tercel import limits
 from tercel.errors import TercelError
@@ -87,12 +88,30 @@ def check_text(text: str, what: str) -> str:
     return text
 
 
+def read_bytes(path: Path, most: int) -> bytes:
+    """The file's bytes, also of a device or a pipe. Raises `OSError`, and `UnreadableError` if there are more than
+    `most` (devices tell no size, and some have no end)."""
+    with path.open("rb") as stream:
+        return bounded(stream, most)
+
+
+def bounded(stream: IO[bytes], most: int) -> bytes:
+    """All that is left of a stream. Raises as `read_bytes`."""
+    data = stream.read(most + 1)
+    if len(data) > most:
+        raise UnreadableError(f"it has more than {most / (1 << 20):.3g} MiB")
+    return data
+
+
+def read_text(path: Path, most: int) -> str:
+    """The file as UTF-8 text, its line ends as `\\n`. Raises as `read_bytes`, and `UnicodeDecodeError`."""
+    return io.StringIO(read_bytes(path, most).decode("utf-8"), newline=None).getvalue()
+
+
 def read_json(path: Path, advice: str = "save or fetch the head again") -> dict[str, Any]:
     """The object in the file; raises `TercelError` if there is none, or the file is enormous."""
     try:
-        if path.stat().st_size > limits.JSON_BYTES:
-            raise UnreadableError(f"it has more than {limits.JSON_BYTES >> 20} MiB")
-        value = parse_json(path.read_text(encoding="utf-8"))
+        value = parse_json(read_text(path, limits.JSON_BYTES))
     except (OSError, UnicodeDecodeError, UnreadableError) as error:
         reason = getattr(error, "strerror", None) or error
         raise TercelError(f"{path} cannot be read as JSON ({reason}); {advice}") from error

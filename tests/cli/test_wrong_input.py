@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tercel import limits
 from tercel.cli import generate
 from tercel.errors import TercelError
 from tercel.file_set import file_set
+from tercel.reading import read_json
 from tests.tiny import VOCAB, save_tiny, tiny_tokenizer
 
 from .conftest import RECIPE, World
@@ -257,6 +262,56 @@ def test_prompts(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
     with pytest.raises(TercelError, match="there is no prompt"):
         generate.read_prompt(None, None)
+
+
+def test_texts_without_an_end(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As devices are, whose size is not told; here it is a pipe with more in it than may be read."""
+
+    def filled(name: str) -> str:
+        pipe = tmp_path / name
+        os.mkfifo(pipe)
+        threading.Thread(target=pour, args=[pipe]).start()
+        return str(pipe)
+
+    def pour(pipe: Path) -> None:
+        with suppress(BrokenPipeError):
+            pipe.write_bytes(b"the cat " * (1 << 17))
+
+    monkeypatch.setattr(limits, "PROMPT_BYTES", 1 << 10)
+    monkeypatch.setattr(limits, "SETTINGS_BYTES", 1 << 10)
+    monkeypatch.setattr(limits, "JSON_BYTES", 1 << 10)
+    much = "has more than 0.000977 MiB"
+    asked = ("generate", world.target, world.head)
+    refused(run(*asked, "--prompt-file", filled("prompt")), "cannot read the prompt from", "prompt", much)
+    refused(run(*asked, stdin=" " * 2000), "cannot read the prompt from standard input", much)
+    data = ("--data", str(world.answers), "--out", str(tmp_path / "head"))
+    refused(run("train", world.target, *data, "--config", filled("recipe.yaml")), "cannot read", "recipe.yaml", much)
+    with pytest.raises(TercelError, match=f"cannot be read as JSON .it {much}"):
+        read_json(Path(filled("config.json")))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate TARGET HEAD --draft-depth N",
+        "generate TARGET HEAD --draft-top-k N",
+        "generate TARGET HEAD --draft-nodes N",
+        "bench TARGET HEAD --repeats N",
+        "bench TARGET HEAD --n-alpha N",
+        "verify TARGET HEAD --samples N",
+        "verify TARGET HEAD --slots N",
+        "data regenerate PROMPTS --target TARGET --out OUT --in-flight N",
+        "export HEAD --to vllm --out OUT --depth N",
+        "serve-command HEAD --engine sglang --nodes N",
+        "serve-command HEAD --engine sglang --top-k N",
+        "serve-command HEAD --engine vllm --depth N",
+    ],
+)
+def test_numbers_that_would_fill_the_machine(tmp_path: Path, world: World, command: str) -> None:
+    *before, option, _ = command.split()
+    names = {"TARGET": world.target, "HEAD": world.head, "PROMPTS": str(world.prompts), "OUT": str(tmp_path / "out")}
+    refused(run(*(names.get(word, word) for word in before), option, str(10**12)), option)
+    assert not everything(tmp_path)
 
 
 @pytest.mark.parametrize("verb", ["bench", "verify"])

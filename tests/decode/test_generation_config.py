@@ -159,6 +159,8 @@ def test_what_cannot_be_done_is_said():
     [
         ({"repetition_penalty": "x"}, "repetition_penalty is 'x'"),
         ({"repetition_penalty": -1.0}, "repetition_penalty is -1.0"),
+        ({"repetition_penalty": 10**40}, "repetition_penalty is 10000"),
+        ({"temperature": 10**40}, "temperature is 10000"),
         ({"temperature": "hot"}, "temperature is 'hot'"),
         ({"suppress_tokens": "abc"}, "the rule suppress_tokens cannot be 'abc'"),
         ({"bad_words_ids": [1, 2]}, "the rule bad_words_ids cannot be"),

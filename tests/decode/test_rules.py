@@ -157,8 +157,9 @@ def test_rules_on_length_are_about_what_ends_the_answer():
     assert greedy_token(logits, SamplingParams(rules=rules), history) == 3
 
 
-def test_a_length_penalty_that_outgrows_floats_stays_finite():
-    rules = TokenRules(exponential_decay_length_penalty=(0, 1e200), eos_token_ids=(0,))
+@pytest.mark.parametrize("factor", [1e200, 10**400, float("inf")], ids=["float", "int", "inf"])
+def test_a_length_penalty_that_outgrows_floats_stays_finite(factor):
+    rules = TokenRules(exponential_decay_length_penalty=(0, factor), eos_token_ids=(0,))
     history = TokenHistory([1], 3)
     for _ in range(3):
         history.push(1)
@@ -191,6 +192,8 @@ def test_ids_outside_the_vocabulary_are_an_error():
         ("forced_bos_token_id", "1"),
         ("forced_eos_token_id", (1.0,)),
         ("exponential_decay_length_penalty", (1, float("nan"))),
+        ("sequence_bias", (((1,), 10**40),)),
+        ("sequence_bias", (((1,), -1e39),)),
         ("suppress_tokens", [1]),
         ("remove_invalid_values", 1),
     ],

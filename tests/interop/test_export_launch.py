@@ -84,6 +84,6 @@ def test_llamacpp_takes_two_files() -> None:
 def test_other_engines_and_shapes_are_refused() -> None:
     with pytest.raises(TercelError, match="no engine 'tgi'"):
         launch("tgi", HEAD, TARGET, TreeShape.chain())
-    for wrong in ((0, 1, 2), (1, 0, 2), (1, 1, 1)):
-        with pytest.raises(TercelError, match="at least 1 and 2 nodes"):
+    for wrong in ((0, 1, 2), (1, 0, 2), (1, 1, 1), (10**9, 1, 2), (1, 10**9, 2), (1, 1, 10**9)):
+        with pytest.raises(TercelError, match="top-k 1 to 64, depth 1 to 128 and 2 to 1024 nodes, not"):
             TreeShape(*wrong)

@@ -127,7 +127,7 @@ def test_a_benchmark_needs_vanilla_a_task_and_a_repetition() -> None:
         run_bench(chat_target(), {"eagle3": methods["eagle3"]}, [TALK], BenchSettings(PARAMS))
     with pytest.raises(TercelError, match="at least one task"):
         run_bench(chat_target(), methods, [], BenchSettings(PARAMS))
-    with pytest.raises(TercelError, match="at least one repetition"):
+    with pytest.raises(TercelError, match="1 to 1,048,576 repetitions, not 0"):
         BenchSettings(PARAMS, repeats=0)
 
 

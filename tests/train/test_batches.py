@@ -69,6 +69,11 @@ def test_chats_without_a_row_are_left_out_after_the_cut():
         usable([late, early], 8, 128)
 
 
+def test_more_epochs_than_can_be_planned():
+    with pytest.raises(TercelError, match="67,108,864 epochs of 2 conversations are more than the 67,108,864 that"):
+        plan_batches([5, 5], 10, 1 << 26, 0)
+
+
 def test_only_supervised_tokens_are_counted():
     counts = supervised_counts([chat([1, 2, 2, 3], [False, True, True, True]), chat([3, 9], [True, False])], 10)
     assert counts.tolist() == [0, 0, 2, 2, 0, 0, 0, 0, 0, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from tercel.errors import TercelError
@@ -23,13 +25,27 @@ from tercel.train.config import TrainConfig
         ({"warmup": 2.0}, "warmup must lie between 0 and 1"),
         ({"decay": -0.1}, "decay must lie between 0 and 1"),
         ({"seed": 2**64}, r"seed must lie between 0 and 2..40 - 1"),
-        ({"draft_vocab": -5}, "draft_vocab must be at least 0, but is -5"),
-        ({"weight_decay": float("nan")}, "weight_decay must be at least 0, but is nan"),
+        ({"draft_vocab": -5}, "draft_vocab must be at least 0, not -5"),
+        ({"ttt_steps": 2**64}, "ttt_steps must be at most 64, not 18446744073709551616"),
+        ({"ttt_steps": 10**4000}, r"ttt_steps must be at most 64, not 10{78}…$"),
+        ({"lr": 1e39}, "lr must be positive and at most 1000, not 1e.39"),
+        ({"weight_decay": float("nan")}, "weight_decay must be at least 0, not nan"),
     ],
 )
 def test_impossible_settings(wrong, words):
     with pytest.raises(TercelError, match=words):
         TrainConfig(**wrong)
+
+
+def test_no_number_is_without_a_bound():
+    """Of those that size something none fills the machine, and of those that weights are multiplied with none is more
+    than float32 can hold."""
+    numbers = [f.name for f in fields(TrainConfig) if isinstance(f.default, int | float) and f.type != "bool"]
+    assert len(numbers) == 17
+    for name in numbers:
+        for value in (2**64 if name != "clip" else 1e31, 1e39, float("inf"), float("nan")):
+            with pytest.raises(TercelError, match=f"^{name} must "):
+                TrainConfig(**{name: value})
 
 
 def test_learning_rate_warms_up_and_falls():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tercel import limits
 from tercel.cli.consoles import counting_bar, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_head, open_sampling, open_target, say_where_drafts_ended, tree_shape
@@ -56,9 +57,12 @@ def command(
     temperature: Temperature = None,
     sample: Sample = False,
     seed: Annotated[int, typer.Option(help="Makes sampling repeatable.")] = 0,
-    repeats: Annotated[int, typer.Option(min=1, help="How often every question is asked.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, max=limits.REPEATS, help="How often every question is asked.")] = 1,
     n_alpha: Annotated[
-        int, typer.Option(min=0, help="Also measure n-α on a chain of that many drafts; 0 leaves it out.")
+        int,
+        typer.Option(
+            min=0, max=limits.DRAFT_DEPTH, help="Also measure n-α on a chain of that many drafts; 0 leaves it out."
+        ),
     ] = 0,
     record: Annotated[
         bool, typer.Option("--record", help="Keep acceptance and speedup in the head's files and on its card.")

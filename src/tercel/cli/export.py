@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from tercel import limits
 from tercel.cli.consoles import PlainConsole, fetching_bar, result_console
 from tercel.cli.options import JsonFile, LayerIds, LayerIdsOption, OnlyHead
 from tercel.cli.paths import user_name, user_path
@@ -46,7 +47,9 @@ def command(
         ),
     ] = None,
     layer_ids: LayerIdsOption = LayerIds.auto,
-    depth: Annotated[int, typer.Option(min=1, help="Drafted tokens a step, for the launch line.")] = 4,
+    depth: Annotated[
+        int, typer.Option(min=1, max=limits.DRAFT_DEPTH, help="Drafted tokens a step, for the launch line.")
+    ] = 4,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export in DIR.")] = False,
     json_file: JsonFile = None,
 ) -> None:

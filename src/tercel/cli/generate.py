@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tercel import limits
 from tercel.cli.answer import LEGEND, as_json, rate_line, stream_answer
 from tercel.cli.consoles import result_console
 from tercel.cli.groups import with_groups
@@ -16,6 +17,7 @@ from tercel.cli.options import DraftOptions, HeadName, JsonFile, ModelOptions, S
 from tercel.cli.paths import user_path
 from tercel.errors import TercelError
 from tercel.files import write_json
+from tercel.reading import UnreadableError, bounded, read_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,9 +90,12 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
             prompt.encode()  # bytes that are no UTF-8 come as halves of characters
             text = prompt
         else:
-            text = _words(sys.stdin.buffer.read() if file is None else file.read_bytes())
-    except OSError as error:
-        raise TercelError(f"cannot read the prompt from {file}: {error.strerror}; give a UTF-8 text") from error
+            most = limits.PROMPT_BYTES
+            text = _words(bounded(sys.stdin.buffer, most) if file is None else read_bytes(file, most))
+    except (OSError, UnreadableError) as error:
+        reason = getattr(error, "strerror", None) or error
+        where = file or "standard input"
+        raise TercelError(f"cannot read the prompt from {where}: {reason}; give a UTF-8 text") from error
     except UnicodeError as error:
         where = "--prompt" if prompt is not None else str(file or "standard input")
         raise TercelError(f"the prompt from {where} is not UTF-8 ({error}); convert it") from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from tercel import limits
 from tercel.cli.paths import user_name, user_names, user_path
 from tercel.errors import TercelError
 
@@ -146,6 +147,7 @@ class DraftOptions:
         int | None,
         typer.Option(
             min=1,
+            max=limits.DRAFT_DEPTH,
             help="Tokens drafted one after another.",
             show_default="of a tree 3 on a CPU, else 8; of a chain 4",
             rich_help_panel=_DRAFT,
@@ -155,6 +157,7 @@ class DraftOptions:
         int | None,
         typer.Option(
             min=1,
+            max=limits.DRAFT_TOP_K,
             help="Branches of a node, nodes of a level.",
             show_default="6 on a CPU, else 10",
             rich_help_panel=_DRAFT,
@@ -164,6 +167,7 @@ class DraftOptions:
         int | None,
         typer.Option(
             min=2,
+            max=limits.DRAFT_NODES,
             help="Nodes of a tree that are verified, root included.",
             show_default="10 on a CPU, else 60",
             rich_help_panel=_DRAFT,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from tercel import limits
 from tercel.cli.consoles import PlainConsole, result_console, text_column
 from tercel.cli.data import Source
 from tercel.cli.groups import with_groups
@@ -43,7 +44,7 @@ def command(
     sample: Sample = False,
     seed: Annotated[int, typer.Option(help="Makes sampled answers repeatable.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
-    in_flight: Annotated[int, typer.Option(min=1, help="Conversations answered at a time.")] = 32,
+    in_flight: Annotated[int, typer.Option(min=1, max=limits.SLOTS, help="Conversations answered at a time.")] = 32,
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many prompts.")] = None,
     generation_config: FollowConfig = True,
 ) -> None:

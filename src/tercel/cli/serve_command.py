@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tercel import limits
 from tercel.cli.consoles import fetching_bar, result_console, say
 from tercel.cli.options import Dtype, JsonFile, LayerIds, LayerIdsOption, OnlyHead
 from tercel.cli.paths import tercel_command, user_name
@@ -37,11 +38,18 @@ def command(
             show_default="the one HEAD records",
         ),
     ] = None,
-    depth: Annotated[int, typer.Option(min=1, help="Tokens drafted one after another.")] = 4,
-    top_k: Annotated[int, typer.Option(min=1, help="Branches of a node: more than 1 is a tree (SGLang).")] = 1,
+    depth: Annotated[int, typer.Option(min=1, max=limits.DRAFT_DEPTH, help="Tokens drafted one after another.")] = 4,
+    top_k: Annotated[
+        int, typer.Option(min=1, max=limits.DRAFT_TOP_K, help="Branches of a node: more than 1 is a tree (SGLang).")
+    ] = 1,
     nodes: Annotated[
         int | None,
-        typer.Option(min=2, help="Tokens verified at once, root included.", show_default="all that are drafted"),
+        typer.Option(
+            min=2,
+            max=limits.DRAFT_NODES,
+            help="Tokens verified at once, root included.",
+            show_default="all that are drafted",
+        ),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the engine computes in.")] = Dtype.bfloat16,
     layer_ids: LayerIdsOption = LayerIds.auto,

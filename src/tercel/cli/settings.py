@@ -11,9 +11,10 @@ from typing import Annotated, Any, get_args
 import typer
 import yaml
 
+from tercel import limits
 from tercel.cli.paths import user_name
 from tercel.errors import TercelError
-from tercel.reading import short
+from tercel.reading import UnreadableError, read_text, short
 from tercel.train.config import Setting
 
 
@@ -84,9 +85,10 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 def _read(file: Path) -> dict[Any, Any]:
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TercelError(f"cannot read {file}: {error.strerror}; give a YAML file of flags and values") from error
+        values = yaml.safe_load(read_text(file, limits.SETTINGS_BYTES))
+    except (OSError, UnreadableError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TercelError(f"cannot read {file}: {reason}; give a YAML file of flags and values") from error
     except UnicodeDecodeError as error:
         raise TercelError(f"{file} is not UTF-8 ({error}); give a YAML file of flags and values") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last two: dates that are none, deep nesting

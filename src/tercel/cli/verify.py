@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from tercel import limits
 from tercel.cli.consoles import PlainConsole, counting_bar, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_head, open_sampling, open_target, say_where_drafts_ended, tree_shape
@@ -48,10 +49,10 @@ def command(
     check: Annotated[Check, typer.Option(help="Which text is checked.")] = Check.both,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a greedy answer.")] = 64,
     temperature: Annotated[float, typer.Option(help="Of the sampled check.")] = 1.0,
-    samples: Annotated[int, typer.Option(min=1, help="Sampled answers to each prompt.")] = 32,
+    samples: Annotated[int, typer.Option(min=1, max=limits.REPEATS, help="Sampled answers to each prompt.")] = 32,
     sampled_prompts: Annotated[int, typer.Option(min=1, help="Prompts that are sampled, the first ones.")] = 2,
     sampled_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a sampled answer.")] = 16,
-    slots: Annotated[int, typer.Option(min=1, help="Requests decoded at a time.")] = 1,
+    slots: Annotated[int, typer.Option(min=1, max=limits.SLOTS, help="Requests decoded at a time.")] = 1,
     seed: Annotated[int, typer.Option(help="Makes the samples repeatable.")] = 0,
     json_file: JsonFile = None,
     generation_config: FollowConfig = True,

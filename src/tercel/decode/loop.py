@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tercel import limits
 from tercel.decode.clock import PhaseClock
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.proposer import Proposer
@@ -33,13 +34,15 @@ from tercel.target_model.cache import RowCache
 from tercel.target_model.model import Target, TargetOutput
 from tercel.target_model.transfer import to_device
 
+ROOM = 8192  # tokens of an answer that a cache has room for from the beginning
+
 
 class DecodingLoop:
     """Decodes submitted requests, up to `slots` at a time, with one proposer."""
 
     def __init__(self, target: Target, proposer: Proposer, slots: int = 1) -> None:
-        if slots < 1:
-            raise TercelError(f"a decoding loop needs at least one slot, not {slots}")
+        if not 1 <= slots <= limits.SLOTS:
+            raise TercelError(f"a decoding loop has 1 to {limits.SLOTS:,} slots, not {slots}")
         if proposer.needs_tree:
             target.tree_support.require_tree(target.source.name)
         elif proposer.max_nodes > 1:
@@ -178,7 +181,7 @@ class DecodingLoop:
         return events
 
     def _capacity(self, request: ActiveRequest) -> int:
-        longest = len(request.prompt) + request.params.max_new_tokens
+        longest = len(request.prompt) + min(request.params.max_new_tokens, ROOM)  # more is made as it is needed
         return min(longest, self.target.context_length) + self.proposer.max_nodes
 
     def _enter(self, own: RowCache) -> None:

@@ -15,17 +15,18 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 
+from tercel import limits
 from tercel.decode.history import TokenHistory
 from tercel.errors import TercelError
+from tercel.reading import short
 
 Ids = tuple[int, ...]
 Value = TypeVar("Value")
-GROWTH_LIMIT = 1e30  # of the length penalty: far above any logit, far below where float32 ends
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class TokenRules:
     def __post_init__(self) -> None:
         decay, forced = self.exponential_decay_length_penalty, self.forced_bos_token_id
         fine = {
-            "sequence_bias": _all_fine(self.sequence_bias, lambda pair: _is_pair(pair) and _are_ids(pair[0], 1)),
+            "sequence_bias": _all_fine(self.sequence_bias, _is_bias),
             "bad_words_ids": _all_fine(self.bad_words_ids, lambda ids: _are_ids(ids, 1)),
             "forced_bos_token_id": forced is None or is_id(forced),
             "exponential_decay_length_penalty": decay is None or (_is_pair(decay) and is_id(decay[0])),
@@ -70,7 +71,7 @@ class TokenRules:
             fine[name] = _are_ids(getattr(self, name))
         for name, good in fine.items():
             if not good:
-                raise TercelError(f"the rule {name} cannot be {getattr(self, name)!r}")
+                raise TercelError(f"the rule {name} cannot be {short(getattr(self, name))}")
 
     @cached_property
     def off(self) -> bool:
@@ -122,9 +123,10 @@ class TokenRules:
         if beyond <= 0:
             return scores
         try:
-            growth = min(factor**beyond, GROWTH_LIMIT)
+            growth = float(factor) ** beyond
         except OverflowError:
-            growth = GROWTH_LIMIT
+            growth = limits.LOGIT
+        growth = max(-limits.LOGIT, min(growth, limits.LOGIT))
         ids = torch.tensor(ends)
         addend = scores[ids].abs() * (growth - 1)
         return scores.index_add(0, ids, addend.masked_fill(~scores[ids].isfinite(), 0.0))
@@ -157,6 +159,10 @@ def is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _all_fine(values: object, fine: Callable[[Any], bool]) -> bool:
     return isinstance(values, tuple) and all(map(fine, values))
 
@@ -165,11 +171,16 @@ def _are_ids(values: object, at_least: int = 0) -> bool:
     return isinstance(values, tuple) and len(values) >= at_least and all(map(is_id, values))
 
 
-def _is_pair(value: object) -> bool:
-    """Two things, the second a number."""
-    if not isinstance(value, tuple) or len(value) != 2 or isinstance(value[1], bool):
+def _is_pair(value: object) -> TypeGuard[tuple[Any, int | float]]:
+    """Two things, the second a number, however large, but not NaN."""
+    return isinstance(value, tuple) and len(value) == 2 and is_number(value[1]) and value[1] == value[1]
+
+
+def _is_bias(pair: object) -> bool:
+    """Ids, and what can be added to a float32 logit."""
+    if not _is_pair(pair) or not _are_ids(pair[0], 1):
         return False
-    return isinstance(value[1], (int, float)) and not math.isnan(value[1])
+    return bool(abs(pair[1]) <= limits.LOGIT or abs(pair[1]) == math.inf)
 
 
 def _forbid(scores: Tensor, ids: Sequence[int]) -> Tensor:

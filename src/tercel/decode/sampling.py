@@ -24,16 +24,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tercel import limits
 from tercel.decode.history import TokenHistory
-from tercel.decode.rules import TokenRules, is_id
+from tercel.decode.rules import TokenRules, is_id, is_number
 from tercel.errors import TercelError
+from tercel.reading import short
 
 # Most nuclei are far smaller, and sorting a whole vocabulary costs more than all the rest together.
 NUCLEUS_START = 1024
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+TERM = f"between -{limits.LOGIT:g} and {limits.LOGIT:g}"
+FACTOR = f"between {1 / limits.LOGIT:g} and {limits.LOGIT:g}"
+
+
+def _is_term(value: object) -> bool:
+    """Whether it is a number that float32 logits can be added to."""
+    return is_number(value) and -limits.LOGIT <= value <= limits.LOGIT
+
+
+def _is_factor(value: object) -> bool:
+    """Whether it is one that they can be multiplied with, and divided by."""
+    return is_number(value) and 1 / limits.LOGIT <= value <= limits.LOGIT
 
 
 @dataclass(frozen=True)
@@ -67,22 +79,22 @@ class SamplingParams:
     def __post_init__(self) -> None:
         def check(name: str, fine: bool, wanted: str) -> None:
             if not fine:
-                value = self.__dict__[name]
-                raise TercelError(f"sampling parameter {name} is {value!r}, but it must be {wanted}")
+                raise TercelError(f"sampling parameter {name} is {short(self.__dict__[name])}, but it must be {wanted}")
 
         bias, seed = self.logit_bias, self.seed
-        check("temperature", _is_finite(self.temperature) and self.temperature >= 0, "at least 0 (0: greedy)")
+        warmth, penalty = self.temperature, self.repetition_penalty
+        check("temperature", _is_term(warmth) and warmth >= 0, f"at least 0 (0: greedy) and at most {limits.LOGIT:g}")
         check("top_k", is_id(self.top_k), "an integer of at least 0 (0: off)")
-        check("top_p", _is_finite(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (1: off)")
-        check("min_p", _is_finite(self.min_p) and 0 <= self.min_p <= 1, "between 0 and 1 (0: off)")
-        penalty = self.repetition_penalty
-        check("repetition_penalty", _is_finite(penalty) and penalty > 0, "a number above 0 (1: off)")
-        check("presence_penalty", _is_finite(self.presence_penalty), "a finite number (0: off)")
-        check("frequency_penalty", _is_finite(self.frequency_penalty), "a finite number (0: off)")
-        good_bias = all(map(is_id, bias)) and all(map(_is_finite, bias.values()))
-        check("logit_bias", good_bias, "a map from token ids to finite numbers")
+        check("top_p", _is_term(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (1: off)")
+        check("min_p", _is_term(self.min_p) and 0 <= self.min_p <= 1, "between 0 and 1 (0: off)")
+        check("repetition_penalty", _is_factor(penalty), f"{FACTOR} (1: off)")
+        check("presence_penalty", _is_term(self.presence_penalty), f"{TERM} (0: off)")
+        check("frequency_penalty", _is_term(self.frequency_penalty), f"{TERM} (0: off)")
+        good_bias = all(map(is_id, bias)) and all(map(_is_term, bias.values()))
+        check("logit_bias", good_bias, f"a map from token ids to numbers, each {TERM}")
         check("seed", seed is None or (is_id(seed) and seed < 2**64), "an integer from 0 to 2**64 - 1, or none")
-        check("max_new_tokens", is_id(self.max_new_tokens) and self.max_new_tokens >= 1, "at least 1")
+        good_length = is_id(self.max_new_tokens) and 1 <= self.max_new_tokens <= limits.POSITIONS
+        check("max_new_tokens", good_length, f"at least 1 and at most {limits.POSITIONS:,}")
         good_stop = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
         check("stop", good_stop, "a tuple of non-empty strings")
         good_ids = isinstance(self.stop_token_ids, tuple) and all(map(is_id, self.stop_token_ids))

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from tercel import limits
 from tercel.errors import TercelError
+from tercel.reading import short
 
 CHAIN_DEPTH = 4  # drafted tokens of a chain, where nothing else is said
 
@@ -24,10 +26,11 @@ class TreeShape:
     nodes: int
 
     def __post_init__(self) -> None:
-        if self.top_k < 1 or self.depth < 1 or self.nodes < 2:
+        fine = 1 <= self.top_k <= limits.DRAFT_TOP_K and 1 <= self.depth <= limits.DRAFT_DEPTH
+        if not fine or not 2 <= self.nodes <= limits.DRAFT_NODES:
             raise TercelError(
-                f"a draft tree needs top-k and depth of at least 1 and 2 nodes, not {self.top_k}, {self.depth} "
-                f"and {self.nodes}"
+                f"a draft tree has top-k 1 to {limits.DRAFT_TOP_K}, depth 1 to {limits.DRAFT_DEPTH} and 2 to "
+                f"{limits.DRAFT_NODES} nodes, not {short(self.top_k)}, {short(self.depth)} and {short(self.nodes)}"
             )
 
     @classmethod

@@ -13,6 +13,7 @@ import numpy
 import torch
 import transformers
 
+from tercel import limits
 from tercel.chat.render import answer_text
 from tercel.decode.sampling import SamplingParams
 from tercel.errors import TercelError
@@ -43,8 +44,8 @@ class BenchSettings:
     head: str | None = None
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise TercelError(f"a benchmark needs at least one repetition, not {self.repeats}")
+        if not 1 <= self.repeats <= limits.REPEATS:
+            raise TercelError(f"a benchmark has 1 to {limits.REPEATS:,} repetitions, not {self.repeats}")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
+from tercel import limits
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.stopping import StopChecker
 from tercel.decode.types import GenerationResult, Request
@@ -115,7 +116,8 @@ class TransformersMethod:
         room, rules = self.target.context_length - prompt_tokens, params.rules
         values: dict[str, Any] = {}
         if not params.greedy:
-            drawn = {"temperature": float(params.temperature), "top_p": params.top_p, "min_p": params.min_p}
+            warmth = max(float(params.temperature), 1 / limits.LOGIT)  # stock generation divides in float32
+            drawn = {"temperature": warmth, "top_p": params.top_p, "min_p": params.min_p}
             values = {"do_sample": True, "top_k": params.top_k, **drawn}
         bias: dict[tuple[int, ...], float] = {ids: float(value) for ids, value in rules.sequence_bias}
         bias.update({(token,): float(value) for token, value in params.logit_bias.items()})

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from tercel import limits
 from tercel.draft import DraftModel, MeasuredRecord, TrainingRecord
 from tercel.draft.history import DecodingRecord, TaskRecord
 from tercel.errors import TercelError
@@ -14,7 +15,7 @@ from tercel.files import as_json
 from tercel.interop.card import head_card, with_results
 from tercel.locks import folder_lock
 from tercel.measure.summary import BenchReport
-from tercel.reading import read_json
+from tercel.reading import UnreadableError, read_json, read_text
 
 METHOD = "eagle3"
 
@@ -96,8 +97,8 @@ def _card(file: Path, model: DraftModel, old: MeasuredRecord, new: MeasuredRecor
     if may_replace_card(file.parent):
         return whole
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(file, limits.JSON_BYTES)
+    except (OSError, UnicodeDecodeError, UnreadableError) as error:
         raise TercelError(f"{file} cannot be read ({error}), so no results are added to it; move it away") from error
     untouched = text == head_card(replace(model, info=replace(model.info, measured=old)))
     return whole if untouched else with_results(text, new)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tercel import limits
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams, target_distribution
 from tercel.decode.types import Request
@@ -102,9 +103,10 @@ def check_sampled(
     """
     if params.greedy:
         raise TercelError("the sampled check needs a temperature above 0; the greedy check is for 0")
-    if n_samples < 1 or not 0 < alpha < 1:
+    if not 1 <= n_samples <= limits.REPEATS or not 0 < alpha < 1:
         raise TercelError(
-            f"the sampled check needs samples and an error rate between 0 and 1, not {n_samples} and {alpha}"
+            f"the sampled check needs 1 to {limits.REPEATS:,} samples and an error rate between 0 and 1, not "
+            f"{n_samples} and {alpha}"
         )
     require_prompts(prompts)
     base = params.seed or 0

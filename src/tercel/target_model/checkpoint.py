@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from copy import deepcopy
 from math import prod
@@ -19,6 +20,20 @@ from tercel.reading import check_readable, read_json, read_shards
 
 _CAUSAL_CLASS = re.compile(r"ForCausalLM|LMHeadModel|ForConditionalGeneration")
 
+_TEXTS = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+
 
 def check_folder(folder: Path) -> None:
     """Refuse a folder without a configuration, one that holds a draft head, cut-off safetensors, and shards that lie
@@ -29,12 +44,24 @@ def check_folder(folder: Path) -> None:
             f"{folder} has no config.json, so it is not a model's folder; give the one that `save_pretrained` made"
         )
     config = read_json(folder / "config.json", "save the model again")
+    check_texts(folder)
     names = str(config.get("architectures")).lower()
     if (folder / "tercel.json").is_file() or "draft_vocab_size" in config or "eagle" in names:
         raise TercelError(f"{folder} holds a draft head, not a model; give the head's target model here")
     if (index := folder / "model.safetensors.index.json").is_file():
         read_shards(index)
     stored_contents(folder)
+
+
+def check_texts(folder: Path) -> None:
+    """Refuse files of a tokenizer and of settings that are devices or pipes, or enormous: whoever reads them takes them
+    whole."""
+    for name in _TEXTS:
+        file = os.path.join(folder, name)
+        if os.path.exists(file) and not (os.path.isfile(file) or os.path.isdir(file)):
+            raise TercelError(f"{file} is no plain file; save the model again")
+        if os.path.isfile(file) and os.path.getsize(file) > limits.JSON_BYTES:
+            raise TercelError(f"{file} has more than {limits.JSON_BYTES >> 20} MiB; save the model again")
 
 
 def stored_contents(folder: Path) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from tercel.reading import read_shards
 from tercel.target_model.sources import Source
 
 SAMPLES = 64  # of every tensor
@@ -103,7 +104,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         return []
-    return [folder / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
+    return [folder / name for name in sorted(set(read_shards(index).values()))]
 
 
 def _sample(tensor: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from tercel.target_model.checkpoint import (
     check_finite,
     check_folder,
     check_sizes,
+    check_texts,
     one_line,
     stored_contents,
 )
@@ -74,6 +75,8 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of `name`, which may also be a folder that holds nothing but a tokenizer."""
     source = _locate(name, progress, accept_licence)
+    if source.kind == "folder":
+        check_texts(Path(source.path))
     if source.kind == "hub":  # now, while its bar is seen; what else there is is small
         with suppress(Exception):  # whatever is the matter is told below
             cached_file(source.path, "tokenizer.json", revision=source.revision)

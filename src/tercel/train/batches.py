@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tercel import limits
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft.alignment import FIRST_PREDICTED
 from tercel.errors import TercelError
@@ -66,7 +67,15 @@ def split(chats: Sequence[TokenizedChat], share: float) -> Split:
 
 def plan_batches(lengths: Sequence[int], batch_tokens: int, epochs: int, seed: int) -> list[list[int]]:
     """Indices of the chats of every micro-batch of the run, epoch after epoch, each shuffled by `seed` and
-    packed up to `batch_tokens` (a longer chat is a batch of its own)."""
+    packed up to `batch_tokens` (a longer chat is a batch of its own).
+
+    Raises `TercelError` for more epochs than can be planned.
+    """
+    if epochs * len(lengths) > limits.PLANNED:
+        raise TercelError(
+            f"{epochs:,} epochs of {len(lengths):,} conversations are more than the {limits.PLANNED:,} that can be "
+            "planned in advance; give fewer epochs"
+        )
     plan: list[list[int]] = []
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)

@@ -8,7 +8,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+from tercel import limits
 from tercel.errors import TercelError
+from tercel.reading import short
 
 LossKind = Literal["soft", "hard", "lk"]
 RECIPE, RUN = "Recipe", "Run"
@@ -40,6 +42,20 @@ class Objective:
 
     def step_weight(self, step: int) -> float:
         return 1.0 / self.steps if self.decay is None else self.decay**step
+
+# Of what sizes something, or is multiplied with weights: the least and the most.
+_RANGES = (
+    ("epochs", 1, limits.PLANNED),
+    ("max_steps", 0, limits.COUNT),
+    ("batch_tokens", 1, limits.BATCH_TOKENS),
+    ("accumulate", 1, limits.ACCUMULATE),
+    ("weight_decay", 0, limits.RATE),
+    ("max_length", 1, limits.POSITIONS),
+    ("ttt_steps", 1, limits.TTT_STEPS),
+    ("draft_vocab", 0, limits.VOCABULARY),
+    ("eval_every", 1, limits.COUNT),
+    ("save_every", 1, limits.COUNT),
+)
 
 
 @dataclass(frozen=True)
@@ -92,17 +108,12 @@ class TrainConfig:
         return {name: get_args(hint)[1] for name, hint in get_type_hints(cls, include_extras=True).items()}
 
     def __post_init__(self) -> None:
-        for name in (
-            "epochs",
-            "batch_tokens",
-            "accumulate",
-            "max_length",
-            "ttt_steps",
-            "eval_every",
-            "save_every",
-        ):
-            if getattr(self, name) < 1:
-                raise TercelError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, least, most in _RANGES:
+            value = getattr(self, name)
+            if not value >= least:  # NaN neither
+                raise TercelError(f"{name} must be at least {least}, not {short(value)}")
+            if value > most:
+                raise TercelError(f"{name} must be at most {most:,}, not {short(value)}")
         for name, allowed in (
             ("loss", ("soft", "hard", "lk")),
             ("oov", ("drop", "keep")),
@@ -112,18 +123,14 @@ class TrainConfig:
                 raise TercelError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         if not 0 < self.eval_share < 1:
             raise TercelError(f"eval_share must lie between 0 and 1, not {self.eval_share}")
-        if not 0 < self.lr < math.inf:
-            raise TercelError(f"lr must be positive, not {self.lr}")
-        if not 0 < self.clip < math.inf:
-            raise TercelError(f"clip must be positive, not {self.clip}")
+        for name, most in (("lr", limits.RATE), ("clip", limits.LOGIT)):
+            if not 0 < getattr(self, name) <= most:
+                raise TercelError(f"{name} must be positive and at most {most:g}, not {getattr(self, name)}")
         if not 0 <= self.seed < 2**40:  # an epoch's order takes a million times the seed, in 64 bits
-            raise TercelError(f"seed must lie between 0 and 2**40 - 1, not {self.seed}")
+            raise TercelError(f"seed must lie between 0 and 2**40 - 1, not {short(self.seed)}")
         for name in ("final_lr", "warmup", "decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise TercelError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
-        for name in ("draft_vocab", "weight_decay", "max_steps"):
-            if not 0 <= getattr(self, name) < math.inf:  # NaN neither
-                raise TercelError(f"{name} must be at least 0, but is {getattr(self, name)}")
 
     @property
     def objective(self) -> Objective:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ from tercel.errors import TercelError
 from tercel.file_set import HEAD_FILES, RECORD, read_manifest, refuse_foreign, remove_set, settle
 from tercel.files import write_json
 from tercel.locks import OURS, folder_lock
+from tercel.reading import read_json
 
 STATE = "state.pt"
 
@@ -71,8 +71,8 @@ class RunFolder:
         if not os.path.lexists(self.marker):
             return None
         try:
-            key = json.loads(self.marker.read_text(encoding="utf-8"))["key"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            key = read_json(self.marker)["key"]
+        except (TercelError, KeyError) as error:
             raise TercelError(
                 f"{self.marker}, which says whose run this is, cannot be read; bring it back or choose another --out"
             ) from error
