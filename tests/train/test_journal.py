@@ -58,12 +58,14 @@ def evaluation(**changes: object) -> bytes:
         (step(accuracy="0.5"), "its accuracy is '0.5'"),
         (json.dumps(STEP).encode() + b"\n", "a row of step 2 again"),
         (json.dumps(EVAL).encode() + b"\n", "an evaluation of step 2 again"),
-        (b'{"step": 1, "eval": 3}\n', "its evaluation is 3, not an object"),
-        (b'{"step": 3, "eval": {"tau": 9.0, "alpha": [1.0]}}\n', "the loss of its evaluation is None"),
-        (evaluation(alpha=0.5), "its alpha is 0.5, not a list"),
-        (evaluation(alpha=[0.5, None]), "its alpha is [0.5, None]"),
-        (evaluation(tau=float("nan")), "its tau is nan"),
-        (evaluation(steps="many"), "its steps are 'many'"),
+        (b'{"step": 1, "eval": 3}\n', "eval in the row must be an object, not '3'"),
+        (b'{"step": 3, "eval": {"tau": 9.0, "alpha": [1.0]}}\n', "eval in the row has no steps"),
+        (evaluation(alpha=0.5), "eval.alpha in the row must be a list"),
+        (evaluation(alpha=[0.5, None]), "an entry of eval.alpha in the row must be a number"),
+        (evaluation(tau="9; 9"), "eval.tau in the row must be a number, not '9; 9'; it is left out"),
+        (evaluation(tau=float("nan")), "a tau or alpha of its evaluation is not a number"),
+        (evaluation(alpha=[float("inf")]), "a tau or alpha of its evaluation is not a number"),
+        (evaluation(steps="many"), "eval.steps in the row must be a whole number"),
     ],
     ids=lambda value: None if isinstance(value, bytes) else str(value)[:30],
 )
@@ -78,7 +80,8 @@ def test_what_no_run_wrote_is_left_out_and_told(tmp_path: Path, line: bytes, pro
     assert len(note) < len(str(journal.path)) + 200
     assert journal.path.read_text("utf-8").splitlines() == kept
     assert journal.rendered_at() == datetime(2025, 3, 5, 6, 7, 8)
-    assert [HeldOut.from_json(row["eval"], "eval", journal.path).tau for row in journal.evaluations()] == [1.6]
+    evaluations = [HeldOut.from_json(row["eval"], "eval", journal.path) for row in journal.evaluations()]
+    assert [held_out.tau for held_out in evaluations] == [1.6]
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 3, "lo', b"\0" * 40, b"[" * 10_000, b"\xff"])

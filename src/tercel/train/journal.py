@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tercel.chat import dates
+from tercel.draft.history import HeldOut
 from tercel.errors import TercelError
 from tercel.files import sync, write_text
 from tercel.growing import json_lines
@@ -101,16 +102,13 @@ def _problem(row: Any) -> str:
 
 
 def _eval_problem(values: Any) -> str:
-    if not isinstance(values, dict):
-        return f"its evaluation is {short(values)}, not an object"
-    alpha, tau, steps, loss = (values.get(name) for name in ("alpha", "tau", "steps", "loss"))
-    if not isinstance(alpha, list) or not all(map(_is_finite, alpha)):
-        return f"its alpha is {short(alpha)}, not a list of numbers"
-    if not _is_finite(tau):
-        return f"its tau is {short(tau)}, not a number"
-    if not (isinstance(loss, float) or _is_finite(loss)):  # it may have been too large for the dtype
-        return f"the loss of its evaluation is {short(loss)}, not a number"
-    return "" if steps is None or type(steps) is int else f"its steps are {short(steps)}, not a whole number"
+    try:
+        held_out = HeldOut.from_json(values, "eval", Path("the row"))
+    except TercelError as error:
+        return str(error).rpartition("; ")[0]  # the advice is for heads
+    if not all(map(_is_finite, (held_out.tau, *held_out.alpha))):  # a loss may have been too large for the dtype
+        return "a tau or alpha of its evaluation is not a number"
+    return ""
 
 
 def _is_finite(value: Any) -> bool:
