@@ -118,7 +118,7 @@ DAMAGE = [
     ),
     (
         put(**{"midlayer.extra.weight": torch.ones(2)}),
-        "holds midlayer.extra.weight, which no EAGLE-3 head has",
+        "holds midlayer.extra.weight, which no head of EAGLE-3 has",
     ),
     (
         put(**{"norm.weight": torch.ones(3)}),

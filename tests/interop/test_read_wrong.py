@@ -143,7 +143,7 @@ TENSORS = [
     ({"midlayer.hidden_norm.weight": torch.ones(5)}, r"hidden_norm.weight in .* is \[5\]"),
     ({"fc.weight": torch.full((16, 48), float("nan"))}, "fc.weight in .* holds NaN or infinite numbers"),
     ({"lm_head.weight": torch.full((40, 16), float("inf"))}, "lm_head.weight in .* holds NaN or infinite numbers"),
-    ({"midlayer.extra.weight": torch.ones(2)}, "holds midlayer.extra.weight, which no EAGLE-3 head has"),
+    ({"midlayer.extra.weight": torch.ones(2)}, "holds midlayer.extra.weight, which no head of EAGLE-3 has"),
     ({"model.norm.weight": torch.ones(16)}, r"holds both \S+ and \S+, which mean the same tensor"),
     ({"layers.0.self_attn.q_proj.weight": torch.ones(2, 2)}, "which mean the same tensor"),
     ({"embed_tokens.weight": torch.ones(40, 16)}, r"embed_tokens.weight in .* is \[40, 16\], .* says vocab_size 128"),

@@ -140,8 +140,8 @@ def facts(report: HeadReport) -> dict[str, str]:
     training = report.training
     rows = {
         "target": f"{target['name']} (weights {target['weights']}, tokenizer {target['tokenizer']})",
-        "feature layers": _layers(report),
-        "kind": _kind(report),
+        "feature layers": report.reads,
+        "kind": report.kind,
         "draft vocabulary": f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens{coverage}",
         "positions": f"{config.max_position_embeddings:,}",
         "parameters": f"{report.parameters:,}",
@@ -165,27 +165,3 @@ def facts(report: HeadReport) -> dict[str, str]:
         rows["held-out τ"] = f"{held_out.tau:.3f} ({held_out_basis(held_out)})"
         rows["n-α"] = " ".join(f"{value:.3f}" for value in held_out.alpha)
     return rows
-
-
-def _layers(report: HeadReport) -> str:
-    from tercel.draft import Eagle1Config
-
-    config = report.config
-    if isinstance(config, Eagle1Config):
-        return "the last hidden state, after the final norm"
-    if not config.feature_layers:
-        return "not listed: inputs of layers 2, L/2 and L-3 of the target's L, as engines take them (see --target)"
-    depth = "" if config.target_num_layers is None else f" of {config.target_num_layers}"
-    return f"inputs of layers {', '.join(map(str, config.feature_layers))}{depth}"
-
-
-def _kind(report: HeadReport) -> str:
-    from tercel.draft import Eagle1Config
-
-    config = report.config
-    if isinstance(config, Eagle1Config):
-        return "EAGLE-1 or EAGLE-2 (drafts with the target's output layer)"
-    flags = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "attention_bias", "own_embeddings")
-    found = [name for name in flags if vars(config)[name]]
-    newer = "EAGLE-3.1" if config.fc_norm or config.norm_output else "EAGLE-3"
-    return f"{newer} ({', '.join(found)})" if found else newer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tercel.draft import DraftModel, Eagle1Head
+from tercel.draft import DraftModel
 from tercel.errors import TercelError
 from tercel.heads import resolve_head
 from tercel.interop.formats.embeddings import share_embeddings
@@ -29,8 +29,6 @@ def load_draft(
     check_fits(model, target, force=force)
     if model.head.config.own_embeddings:
         model = share_embeddings(model, target.embed(torch.arange(target.vocab_size, device=target.device)))
-    if isinstance(model.head, Eagle1Head):
-        model.head.borrow(target.logits)
     return lend_output_layer(model, target)
 
 
@@ -52,8 +50,7 @@ def check_fits(model: DraftModel, target: Target, *, force: bool = False) -> Non
             f"{where} is for a vocabulary of {head.vocab_size} tokens, but {name} has {target.vocab_size}; "
             "it is a head of another target"
         )
-    deepest = target.num_layers - (0 if isinstance(model.head, Eagle1Head) else 1)
-    beyond = [layer for layer in head.feature_layers if layer > deepest]
+    beyond = head.beyond(target.num_layers)
     if beyond:
         raise TercelError(
             f"{where} reads the input of layer {beyond[0]}, but {name} has layers 0..{target.num_layers - 1}"

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from tercel.decode.head_state import HeadState
 from tercel.decode.proposer import Proposer, Row
 from tercel.decode.types import Committed
-from tercel.draft import DraftModel
+from tercel.draft import DraftModel, StepHead
 from tercel.draft.alignment import head_position, token_in
 from tercel.draft.shape import TreeShape
 from tercel.target_model.cache import TargetCache
@@ -22,7 +22,8 @@ class HeadProposer(Proposer):
     """Keeps the head's entries those of the committed tokens; how drafts are made of it, `propose`, is a subclass's."""
 
     def __init__(self, draft: DraftModel, target: Target, shape: TreeShape | None = None) -> None:
-        self.draft, self.head, self.target = draft, draft.head, target
+        self.draft, self.target = draft, target
+        self.head: StepHead = draft.head_as(StepHead)  # type: ignore[type-abstract]
         self.shape = shape or TreeShape.for_device(target.device)
         self.feature_layers = draft.head.config.feature_layers
         self.max_nodes = self.shape.nodes
@@ -30,11 +31,11 @@ class HeadProposer(Proposer):
         self.positions = draft.head.config.max_position_embeddings
         self.limited = False  # whether drafting ever stopped for want of positions
         self.ids = draft.vocabulary.ids.to(target.device)
-        self.state = HeadState(draft, target, 0)
+        self.state = HeadState(self.head, target, 0)
 
     def reset(self, capacity: int) -> None:
         # a level is drafted behind the committed entries before it is thrown away
-        self.state = HeadState(self.draft, self.target, capacity + self.shape.top_k * self.shape.depth)
+        self.state = HeadState(self.head, self.target, capacity + self.shape.top_k * self.shape.depth)
 
     @torch.no_grad()
     def admit(self, row: Row, prompt: TargetOutput) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tercel.draft import DraftModel
+from tercel.draft import StepHead
 from tercel.draft.alignment import head_position, rope_position, token_in
 from tercel.target_model.cache import TargetCache
 from tercel.target_model.masks import additive, visible_slots
@@ -26,10 +26,10 @@ from tercel.target_model.transfer import to_device
 class HeadState:
     """The head's side of every row: its cache and its last output."""
 
-    def __init__(self, draft: DraftModel, target: Target, capacity: int) -> None:
-        self.head, self.target = draft.head, target
+    def __init__(self, head: StepHead, target: Target, capacity: int) -> None:
+        self.head, self.target = head, target
         self.capacity = capacity
-        self.positions = draft.head.config.max_position_embeddings
+        self.positions = head.config.max_position_embeddings
         self.cache: TargetCache | None = None
         self.output = torch.empty(0)  # [B, H]: of each row's newest entry, which predicts the root's children
 

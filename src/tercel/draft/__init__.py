@@ -4,12 +4,14 @@ from tercel.draft.checkpoint import Convention, DraftModel, HeadInfo, TargetIden
 from tercel.draft.config import HeadConfig
 from tercel.draft.eagle1 import Eagle1Config, Eagle1Head
 from tercel.draft.eagle3 import Eagle3Head
+from tercel.draft.head import DraftHead, StepHead
 from tercel.draft.history import MeasuredRecord, TrainingRecord
 from tercel.draft.load import load_head
 from tercel.draft.vocabulary import DraftVocabulary
 
 __all__ = [
     "Convention",
+    "DraftHead",
     "DraftModel",
     "DraftVocabulary",
     "Eagle1Config",
@@ -18,6 +20,7 @@ __all__ = [
     "HeadConfig",
     "HeadInfo",
     "MeasuredRecord",
+    "StepHead",
     "TargetIdentity",
     "TrainingRecord",
     "load_head",

@@ -1,22 +1,21 @@
 """A head on disk: the public SafeAILab/SGLang format, plus `tercel.json` for what that format cannot hold.
 
-config.json        plain Llama keys, `LlamaForCausalLMEagle3`
+config.json        of EAGLE-3: plain Llama keys, `LlamaForCausalLMEagle3`
 model.safetensors  the head's tensors, `d2t` (offsets) and `t2d`
-tercel.json        feature layers and their convention, the target it belongs to, how it was trained
+tercel.json        kind, feature layers and their convention, the target it belongs to, how it was trained
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
 
-from tercel.draft.config import HeadConfig, engine_default_layers
-from tercel.draft.eagle1 import Eagle1Head
 from tercel.draft.eagle3 import Eagle3Head
+from tercel.draft.head import DraftHead
 from tercel.draft.history import MeasuredRecord, TrainingRecord
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.errors import TercelError
@@ -24,6 +23,7 @@ from tercel.file_set import CARD, CONFIG, RECORD, WEIGHTS, file_set, may_replace
 from tercel.files import as_json
 
 FORMAT = 1
+Kind = TypeVar("Kind", bound=DraftHead)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class DraftModel:
     format: who wrote the files; conventions: how they were read (empty for a head of this package).
     """
 
-    head: Eagle3Head | Eagle1Head
+    head: DraftHead
     vocabulary: DraftVocabulary
     info: HeadInfo
     path: Path | None = None
@@ -68,15 +68,18 @@ class DraftModel:
     format: str = "tercel"
     conventions: tuple[Convention, ...] = ()
 
-    @property
-    def eagle3(self) -> Eagle3Head:
-        """The head, where only one of EAGLE-3 will do; raises `TercelError` for another."""
-        if isinstance(self.head, Eagle1Head):
+    def head_as(self, kind: type[Kind]) -> Kind:
+        """The head, where only one of `kind` will do; raises `TercelError` for another."""
+        if not isinstance(self.head, kind):
             raise TercelError(
-                f"{self.path or 'this'} is an EAGLE-1 or EAGLE-2 head, which can be run and inspected only; "
-                "give one of EAGLE-3"
+                f"{self.path or 'this'} is a head of {self.head.title}, and this takes one of {kind.title} only"
             )
         return self.head
+
+    @property
+    def eagle3(self) -> Eagle3Head:
+        """As `head_as`, for what knows EAGLE-3 alone: engines and their formats, and training."""
+        return self.head_as(Eagle3Head)
 
 
 def save_head(
@@ -85,14 +88,16 @@ def save_head(
     """Write the checkpoint into the folder `out`, all of it or nothing; other files there stay.
 
     `card` becomes its README.md, unless there is one that somebody else wrote or edited.
-    Raises `TercelError` if a file of another maker is in the way, or the folder cannot be written.
+    Raises `TercelError` if a file of another maker is in the way, the folder cannot be written, or the head is of a
+    kind that is not written.
     """
-    tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.eagle3.named_parameters()}
+    config = model.head.public_config(dtype)
+    tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.head.named_parameters()}
     tensors["d2t"] = model.vocabulary.d2t
     tensors["t2d"] = model.vocabulary.t2d
     with file_set(out, "head") as staging:
         save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
-        (staging / CONFIG).write_text(as_json(public_config(model.head.config, dtype)), encoding="utf-8")
+        (staging / CONFIG).write_text(as_json(config), encoding="utf-8")
         (staging / RECORD).write_text(as_json(description(model)), encoding="utf-8")
         if card is not None and may_replace_card(out):
             (staging / CARD).write_text(card, encoding="utf-8")
@@ -108,41 +113,3 @@ def description(model: DraftModel) -> dict[str, Any]:
         "training": model.info.training.to_json(),
         "measured": model.info.measured.to_json(),
     }
-
-
-def public_config(c: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """`config.json` as the public loaders read it; every default that engines disagree on is written out."""
-    config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "hidden_size": c.hidden_size,
-        "target_hidden_size": c.target_hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_attention_heads": c.num_attention_heads,
-        "num_key_value_heads": c.num_key_value_heads,
-        "head_dim": c.head_dim,
-        "hidden_act": "silu",
-        "vocab_size": c.vocab_size,
-        "draft_vocab_size": c.draft_vocab_size,
-        "rms_norm_eps": c.rms_norm_eps,
-        "max_position_embeddings": c.max_position_embeddings,
-        "rope_parameters": c.rope_parameters,
-        "rope_theta": c.rope_parameters["rope_theta"],
-        "attention_bias": c.attention_bias,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "norm_before_residual": c.norm_before_residual,
-        "norm_before_fc": c.norm_before_fc,
-        "fc_norm": c.fc_norm,
-        "norm_output": c.norm_output,
-        "torch_dtype": str(dtype).removeprefix("torch."),
-    }
-    if c.rope_parameters.get("rope_type", "default") != "default":
-        config["rope_scaling"] = c.rope_parameters
-    default = () if c.target_num_layers is None else engine_default_layers(c.target_num_layers)
-    if c.feature_layers != default:  # engines assume the default; only then do they agree on what an id means
-        config["eagle_aux_hidden_state_layer_ids"] = list(c.feature_layers)  # inputs: vLLM and llama.cpp read it here
-        outputs = [i - 1 for i in c.feature_layers]  # SGLang and SpecForge read it there
-        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": outputs}
-    return config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from transformers import PreTrainedConfig
 
@@ -54,6 +54,8 @@ class HeadConfig:
     own_output: the head has an output layer of its own; without one it is the target's, in the rows of the draft
     vocabulary.
     """
+
+    kind: ClassVar[str] = "eagle3"  # the name in `kinds.py`
 
     hidden_size: int
     target_hidden_size: int
@@ -107,6 +109,10 @@ class HeadConfig:
                 f"{self.target_hidden_size}; it needs an lm_head of its own"
             )
         self._check_feature_layers()
+
+    def beyond(self, num_layers: int) -> tuple[int, ...]:
+        """The feature layers that a target of `num_layers` layers does not have."""
+        return tuple(layer for layer in self.feature_layers if layer >= num_layers)
 
     def _check_feature_layers(self) -> None:
         depth = self.target_num_layers
@@ -180,10 +186,12 @@ class HeadConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "feature_layers": list(self.feature_layers)}
+        """For JSON; the kind is told where it is not the usual one."""
+        kind = {} if self.kind == HeadConfig.kind else {"kind": self.kind}
+        return {**kind, **asdict(self), "feature_layers": list(self.feature_layers)}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> HeadConfig:
+    def from_dict(cls, values: dict[str, Any]) -> Self:
         known = {f.name for f in fields(cls)}
         return cls(
             **{

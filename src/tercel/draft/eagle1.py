@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tercel.draft.config import HeadConfig
+from tercel.draft.head import HeadWork, StepHead
 from tercel.draft.layers import MLP, Projected, RMSNorm, Rotary, rotate
 from tercel.errors import TercelError
+
+if TYPE_CHECKING:
+    from tercel.target_model.model import Target
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,13 @@ class Eagle1Config(HeadConfig):
     """Sizes of such a head. Its one feature is what enters the target's output layer, so that `feature_layers` is
     `(target_num_layers,)`, or empty while the target's depth is unknown. fc_bias: whether `fc` has a bias."""
 
+    kind: ClassVar[str] = "eagle1"
+
     fc_bias: bool = True
+    own_output: bool = False
+
+    def beyond(self, num_layers: int) -> tuple[int, ...]:
+        return ()  # every target has a last hidden state
 
     def _check_feature_layers(self) -> None:
         wanted = () if self.target_num_layers is None else (self.target_num_layers,)
@@ -61,14 +72,16 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
 
-class Eagle1Head(nn.Module):
-    """The same steps as `Eagle3Head`: `project` → (attention) → `finish` → `logits`; there is nothing to fuse."""
+class Eagle1Head(StepHead):
+    """The same steps as those of EAGLE-3; there is nothing to fuse, and the output layer is the target's."""
 
+    title = "EAGLE-1 or EAGLE-2"
+    config_class = Eagle1Config
     config: Eagle1Config
 
     def __init__(self, config: Eagle1Config) -> None:
-        super().__init__()
-        self.config = c = config
+        super().__init__(config)
+        c = config
         self.fc = nn.Linear(2 * c.hidden_size, c.hidden_size, bias=c.fc_bias)
         self.layer = _Layer(c)
         if c.own_embeddings:
@@ -76,20 +89,25 @@ class Eagle1Head(nn.Module):
         self.rotary = Rotary.of(c)
         self._output_layer: Callable[[Tensor], Tensor] | None = None
 
-    @property
-    def device(self) -> torch.device:
-        return self.fc.weight.device
+    def in_words(self) -> str:
+        return f"{self.title} (drafts with the target's output layer)"
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.fc.weight.dtype
+    def reads_in_words(self) -> str:
+        return "the last hidden state, after the final norm"
 
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
+    def work(self) -> HeadWork:
+        """q, k and v take `H`, and `fc` works for every drafted token."""
+        c = self.config
+        query, key = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        attention = c.hidden_size * (query + 2 * key) + query * c.hidden_size
+        joined, mlp = 2 * c.hidden_size * c.hidden_size, 3 * c.hidden_size * c.intermediate_size
+        drafted = joined + attention + mlp + c.hidden_size * c.draft_vocab_size
+        return HeadWork(drafted=drafted, context=2 * query, fuse=0, kv=2 * key)
 
-    def borrow(self, output_layer: Callable[[Tensor], Tensor]) -> None:
-        """Take the target's output layer, `[.., H]` to `[.., V]`; without it there are no `logits`."""
-        self._output_layer = output_layer
+    def beside(self, target: Target, ids: Tensor) -> Eagle1Head:
+        """Itself: it has the target's output layer from then on, `[.., H]` to `[.., V]`."""
+        self._output_layer = target.logits
+        return self
 
     def fuse(self, features: Tensor) -> Tensor:
         """`[.., H]`, as it is."""
@@ -116,7 +134,7 @@ class Eagle1Head(nn.Module):
         return output
 
     def logits(self, output: Tensor) -> Tensor:
-        """`[.., H]` to `[.., V]`. Raises `TercelError` before the target has lent its output layer."""
+        """`[.., H]` to `[.., V]`. Raises `TercelError` before it stood beside a target."""
         if self._output_layer is None:
             raise TercelError("an EAGLE-1 head drafts with its target's output layer; load it together with the target")
         return self._output_layer(output)

@@ -1,7 +1,6 @@
 """The EAGLE-3 draft head: one decoder layer over fused target features (paper section 3.1, spec section 2).
 
-The module computes; who attends to what is the caller's: training-time test and the decoding tree bring their
-own attention between `project` and `finish`. Parameter names are those of the public checkpoint format.
+Parameter names are those of the public checkpoint format.
 
 Shape legend: `..` any leading shape, H head's hidden size, Ht target's, n captured layers, q/kv heads, D head
 size, W draft vocabulary.
@@ -9,12 +8,19 @@ size, W draft vocabulary.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor, nn
 
-from tercel.draft.config import HeadConfig
+from tercel.draft.config import HeadConfig, engine_default_layers
+from tercel.draft.head import HeadWork, StepHead
 from tercel.draft.layers import MLP, Projected, RMSNorm, Rotary, rotate
 from tercel.errors import TercelError
+
+if TYPE_CHECKING:
+    from tercel.target_model.model import Target
 
 
 class Attention(nn.Module):
@@ -41,12 +47,15 @@ class MidLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
 
-class Eagle3Head(nn.Module):
-    """One draft step is `project` → (attention) → `finish` → `logits`; `fuse` makes the first hidden."""
+class Eagle3Head(StepHead):
+    """The head of spec section 2."""
+
+    title = "EAGLE-3"
+    config_class = HeadConfig
 
     def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        c = self.config = config
+        super().__init__(config)
+        c = config
         width = c.num_features * c.target_hidden_size
         self.fc = nn.Linear(width, c.hidden_size, bias=False)
         self.fc_norm = nn.ModuleList(
@@ -74,16 +83,42 @@ class Eagle3Head(nn.Module):
             else:  # biases
                 nn.init.zeros_(parameter)
 
-    @property
-    def device(self) -> torch.device:
-        return self.fc.weight.device
+    def in_words(self) -> str:
+        flags = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "attention_bias", "own_embeddings")
+        found = [name for name in flags if vars(self.config)[name]]
+        newer = "EAGLE-3.1" if self.config.fc_norm or self.config.norm_output else self.title
+        return f"{newer} ({', '.join(found)})" if found else newer
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.fc.weight.dtype
+    def reads_in_words(self) -> str:
+        c = self.config
+        if not c.feature_layers:
+            return "not listed: inputs of layers 2, L/2 and L-3 of the target's L, as engines take them (see --target)"
+        depth = "" if c.target_num_layers is None else f" of {c.target_num_layers}"
+        return f"inputs of layers {', '.join(map(str, c.feature_layers))}{depth}"
 
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
+    def work(self) -> HeadWork:
+        """q, k and v take `2H`, the output layer has `W` rows."""
+        c = self.config
+        query, key = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        attention = 2 * c.hidden_size * (query + 2 * key) + query * c.hidden_size
+        mlp = 3 * c.hidden_size * c.intermediate_size
+        return HeadWork(
+            drafted=attention + mlp + c.hidden_size * c.draft_vocab_size,
+            context=2 * query,
+            fuse=c.num_features * c.target_hidden_size * c.hidden_size,
+            kv=2 * key,
+        )
+
+    def public_config(self, dtype: torch.dtype) -> dict[str, Any]:
+        return public_config(self.config, dtype)
+
+    def beside(self, target: Target, ids: Tensor) -> Eagle3Head:
+        """With the target's output rows of its draft vocabulary as its own, if it has no output layer (the paper's
+        text, section 3.1). A target of other sizes lends nothing: that it does not fit is for others to say."""
+        c = self.config
+        if c.own_output or (c.target_hidden_size, c.vocab_size) != (target.hidden_size, target.vocab_size):
+            return self
+        return self.rebuilt(replace(c, own_output=True), {"lm_head.weight": target.output_layer.rows(ids)})
 
     def fuse(self, features: Tensor) -> Tensor:
         """`[.., n*Ht]` (residual streams, low to high) to the hidden of step 0, `[.., H]`."""
@@ -127,3 +162,41 @@ class Eagle3Head(nn.Module):
         if not self.config.own_output:
             raise TercelError("the head drafts with its target's output layer; load it together with the target")
         return self.lm_head(self.norm(output))
+
+
+def public_config(c: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """`config.json` as the public loaders read it; every default that engines disagree on is written out."""
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": c.hidden_size,
+        "target_hidden_size": c.target_hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_key_value_heads,
+        "head_dim": c.head_dim,
+        "hidden_act": "silu",
+        "vocab_size": c.vocab_size,
+        "draft_vocab_size": c.draft_vocab_size,
+        "rms_norm_eps": c.rms_norm_eps,
+        "max_position_embeddings": c.max_position_embeddings,
+        "rope_parameters": c.rope_parameters,
+        "rope_theta": c.rope_parameters["rope_theta"],
+        "attention_bias": c.attention_bias,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "norm_before_residual": c.norm_before_residual,
+        "norm_before_fc": c.norm_before_fc,
+        "fc_norm": c.fc_norm,
+        "norm_output": c.norm_output,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+    if c.rope_parameters.get("rope_type", "default") != "default":
+        config["rope_scaling"] = c.rope_parameters
+    default = () if c.target_num_layers is None else engine_default_layers(c.target_num_layers)
+    if c.feature_layers != default:  # engines assume the default; only then do they agree on what an id means
+        config["eagle_aux_hidden_state_layer_ids"] = list(c.feature_layers)  # inputs: vLLM and llama.cpp read it here
+        outputs = [i - 1 for i in c.feature_layers]  # SGLang and SpecForge read it there
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": outputs}
+    return config

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tercel.draft.checkpoint import Convention, DraftModel
 from tercel.draft.config import HeadConfig
-from tercel.draft.eagle1 import Eagle1Config
+from tercel.draft.head import DraftHead
 from tercel.draft.history import MeasuredRecord, TrainingRecord
 
 MAPS = ("d2t", "t2d")
@@ -61,10 +61,13 @@ class HeadCost:
 @dataclass(frozen=True)
 class HeadReport:
     """All of `tercel inspect`. `coverage`: share of the training text's tokens in the draft vocabulary. `format`: who
-    wrote the files; `conventions`: what they mean, where formats disagree."""
+    wrote the files; `conventions`: what they mean, where formats disagree; `kind` and `reads`, its kind and what it
+    reads of the target, in words."""
 
     path: Path | None
     format: str
+    kind: str
+    reads: str
     config: HeadConfig
     tensors: tuple[TensorFact, ...]
     parameters: int
@@ -101,10 +104,12 @@ def inspect_head(model: DraftModel, stored: Mapping[str, Tensor]) -> HeadReport:
     return HeadReport(
         path=model.path,
         format=model.format,
+        kind=model.head.in_words(),
+        reads=model.head.reads_in_words(),
         config=model.head.config,
         tensors=tensors,
         parameters=model.head.num_parameters(),
-        cost=head_cost(model.head.config, tensors),
+        cost=head_cost(model.head, tensors),
         coverage=model.info.training.draft_vocabulary_coverage,
         target=asdict(identity) if identity is not None else None,
         training=model.info.training,
@@ -114,20 +119,14 @@ def inspect_head(model: DraftModel, stored: Mapping[str, Tensor]) -> HeadReport:
     )
 
 
-def head_cost(c: HeadConfig, tensors: tuple[TensorFact, ...]) -> HeadCost:
-    """Cost of the head of spec section 2: q, k and v take `2H`, the output layer has `W` rows. In an EAGLE-1 head
-    they take `H`, and `fc` works for every drafted token."""
-    query, key = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-    first = isinstance(c, Eagle1Config)
-    attention = (1 if first else 2) * c.hidden_size * (query + 2 * key) + query * c.hidden_size
-    joined = 2 * c.hidden_size * c.hidden_size if first else 0
-    mlp = 3 * c.hidden_size * c.intermediate_size
-    width = max((t.item for t in tensors if t.name not in MAPS), default=2)
+def head_cost(head: DraftHead, tensors: tuple[TensorFact, ...]) -> HeadCost:
+    """What drafting with `head` takes, at the precision of its files' `tensors`."""
+    work = head.work()
     return HeadCost(
-        drafted_macs=joined + attention + mlp + c.hidden_size * c.draft_vocab_size,
-        context_macs=2 * query,
-        fuse_macs=0 if first else c.num_features * c.target_hidden_size * c.hidden_size,
-        kv_bytes=2 * key * width,
+        drafted_macs=work.drafted,
+        context_macs=work.context,
+        fuse_macs=work.fuse,
+        kv_bytes=work.kv * max((t.item for t in tensors if t.name not in MAPS), default=2),
         weight_bytes=sum(t.bytes for t in tensors),
     )
 

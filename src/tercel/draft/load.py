@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tercel.draft.checkpoint import FORMAT, DraftModel, HeadInfo, TargetIdentity
 from tercel.draft.config import HeadConfig
-from tercel.draft.eagle1 import Eagle1Config, Eagle1Head
-from tercel.draft.eagle3 import Eagle3Head
+from tercel.draft.head import DraftHead
 from tercel.draft.history import MeasuredRecord, TrainingRecord
+from tercel.draft.kinds import config_of, head_class, new_head
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.errors import TercelError
 from tercel.reading import read_json
@@ -62,7 +62,7 @@ def _described(path: Path) -> tuple[HeadConfig, HeadInfo]:
         if not isinstance(extra.get(part), dict):
             raise TercelError(f"{path} has no object {part!r}; save or fetch the head again")
     try:
-        config = HeadConfig.from_dict(extra["head"])
+        config = config_of(extra["head"])
         identity = TargetIdentity(**extra["target"]) if extra["target"] else None
     except TercelError as error:
         raise TercelError(f"{path}: {error}") from error
@@ -76,21 +76,17 @@ def _described(path: Path) -> tuple[HeadConfig, HeadInfo]:
 
 def build_head(
     config: HeadConfig, tensors: Mapping[str, Tensor], path: Path, dtype: torch.dtype, device: str
-) -> Eagle3Head | Eagle1Head:
+) -> DraftHead:
     """The frozen head of `config` with the weights of `tensors` (of the file `path`), which `check_tensors` passed."""
     with _building(path):
-        head = _new_head(config)
-        usable = bool(torch.isfinite(head.rotary.inv_freq).all())
+        head = new_head(config)
+        usable = all(bool(torch.isfinite(buffer).all()) for buffer in head.buffers())
     if not usable:
         raise TercelError(f"{path.parent} describes a RoPE whose frequencies are no numbers; fetch the head again")
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             parameter.copy_(tensors[name])
     return head.to(device=device, dtype=dtype).eval().requires_grad_(False)
-
-
-def _new_head(config: HeadConfig) -> Eagle3Head | Eagle1Head:
-    return Eagle1Head(config) if isinstance(config, Eagle1Config) else Eagle3Head(config)
 
 
 @contextmanager
@@ -157,14 +153,14 @@ def read_vocabulary(tensors: Mapping[str, Tensor], config: HeadConfig, path: Pat
 def check_tensors(config: HeadConfig, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Compare names and shapes with what a head of `config` has; raises `TercelError` for the first difference."""
     with _building(path), torch.device("meta"):  # only the shapes: sizes may be damaged
-        wanted = {name: parameter.shape for name, parameter in _new_head(config).named_parameters()}
+        wanted = {name: parameter.shape for name, parameter in new_head(config).named_parameters()}
     missing = sorted(set(wanted) - set(tensors))
     if missing:
         raise TercelError(f"{path} lacks {missing[0]} ({len(missing)} tensors missing in all); the head is incomplete")
     unknown = sorted(set(tensors) - set(wanted) - set(_MAPS))
     if unknown:
-        kind = "EAGLE-1" if isinstance(config, Eagle1Config) else "EAGLE-3"
-        raise TercelError(f"{path} holds {unknown[0]}, which no {kind} head has; is it another kind of head?")
+        title = head_class(config.kind).title
+        raise TercelError(f"{path} holds {unknown[0]}, which no head of {title} has; is it another kind of head?")
     for name, shape in wanted.items():
         if shape != tensors[name].shape:
             raise TercelError(

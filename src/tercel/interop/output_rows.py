@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from tercel.draft import DraftModel, Eagle3Head
+from tercel.draft import DraftModel
 from tercel.target_model.model import Target
 
 
@@ -14,12 +14,4 @@ from tercel.target_model.model import Target
 def lend_output_layer(model: DraftModel, target: Target) -> DraftModel:
     """`model` with the target's output rows of its draft vocabulary `[W, K]` as its own; as it is if it has an output
     layer, or is of other sizes than the target, which is for others to say."""
-    config = model.head.config
-    sizes = (config.target_hidden_size, config.vocab_size)
-    if not isinstance(model.head, Eagle3Head) or config.own_output or sizes != (target.hidden_size, target.vocab_size):
-        return model
-    head = Eagle3Head(replace(config, own_output=True))
-    rows = target.output_layer.rows(model.vocabulary.ids)
-    head.load_state_dict({**model.head.state_dict(), "lm_head.weight": rows})
-    head = head.to(model.head.device, model.head.dtype).eval().requires_grad_(False)
-    return replace(model, head=head)
+    return replace(model, head=model.head.beside(target, model.vocabulary.ids))

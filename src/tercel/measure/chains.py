@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from tercel.chat import TokenizedChat
-from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head
+from tercel.draft import DraftModel, DraftVocabulary
 from tercel.target_model.model import Target
 from tercel.train.acceptance import Chains, chains_of
 from tercel.train.config import Objective
@@ -31,11 +31,8 @@ def greedy_chains(model: DraftModel, target: Target, answers: Sequence[Tokenized
 
 def read_as(model: DraftModel, **settings: object) -> DraftModel:
     """The same weights under other settings (`feature_layers`, `norm_before_residual`, `rope_parameters`, …)."""
-    own = model.eagle3
-    head = Eagle3Head(replace(own.config, **settings))  # type: ignore[arg-type]
-    head.load_state_dict(own.state_dict())
-    head = head.to(own.device, own.dtype).eval().requires_grad_(False)
-    return replace(model, head=head)
+    config = replace(model.head.config, **settings)  # type: ignore[arg-type]
+    return replace(model, head=model.head.rebuilt(config))
 
 
 def without_map(model: DraftModel) -> DraftModel:

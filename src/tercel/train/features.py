@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft.alignment import deciding
-from tercel.draft.eagle3 import Eagle3Head
+from tercel.draft.head import DraftHead
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.files import atomic_file
 from tercel.locks import FOLDER_LOCK, PATIENCE, one_at_a_time
@@ -46,7 +46,7 @@ class FeatureSupply:
     """
 
     def __init__(
-        self, target: Target, head: Eagle3Head, vocabulary: DraftVocabulary, cache: Path | None = None
+        self, target: Target, head: DraftHead, vocabulary: DraftVocabulary, cache: Path | None = None
     ) -> None:
         self.target = target
         self.head = head

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tercel.draft import HeadConfig
-from tercel.draft.checkpoint import public_config
+from tercel.draft.eagle3 import public_config
 from tercel.draft.shape import TreeShape
 from tercel.interop.engines.limits import engine_ids
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tercel.draft import Convention, DraftModel, Eagle3Head
+from tercel.draft import Convention, DraftModel
 
 _NAMES = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight", "gpt_neox.embed_in.weight")
 _SCALED = ("embedding_multiplier", "scale_embedding", "hidden_size_per_layer_input")  # settings of models that scale
@@ -22,18 +22,14 @@ def share_embeddings(model: DraftModel, of_target: Tensor) -> DraftModel:
     """`model` without embeddings of its own, if in bfloat16 they are those of its target, `[V, K]` as they enter its
     first layer; otherwise `model` as it is."""
     config = model.head.config
-    if not isinstance(model.head, Eagle3Head) or not config.own_embeddings:
+    if not config.own_embeddings:
         return model
     own = model.head.embed_tokens.weight
     if own.shape != of_target.shape or not torch.equal(own.to(of_target.device, torch.bfloat16), of_target.bfloat16()):
         return model
-    head = Eagle3Head(replace(config, own_embeddings=False))
-    weights = {name: value for name, value in model.head.state_dict().items() if name != "embed_tokens.weight"}
-    head.load_state_dict(weights)
-    head = head.to(model.head.device, model.head.dtype).eval().requires_grad_(False)
     told = Convention("embeddings", "the target's", "embed_tokens.weight in the file repeats them")
     others = tuple(c for c in model.conventions if c.name != told.name)
-    return replace(model, head=head, conventions=(*others, told))
+    return replace(model, head=model.head.without_embeddings(), conventions=(*others, told))
 
 
 def stored_embeddings(folder: Path, config: Mapping[str, Any]) -> Tensor | None:

@@ -1,0 +1,127 @@
+"""What every kind of draft head is to the rest of the package; a kind joins with a file and a line in `kinds.py`.
+
+Shape legend: `..` any leading shape, H head's hidden size, Ht target's, n captured layers, q/kv heads, D head size, W
+draft vocabulary, V target's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from tercel.draft.config import HeadConfig
+from tercel.draft.layers import Projected
+from tercel.errors import TercelError
+
+if TYPE_CHECKING:
+    from tercel.target_model.model import Target
+
+
+@dataclass(frozen=True)
+class HeadWork:
+    """Multiply-accumulates (MACs). drafted: for one drafted token, attention's own products left out; context: those,
+    for every token of the context; fuse: once for each token that the target commits. kv: keys and values of a token,
+    in numbers."""
+
+    drafted: int
+    context: int
+    fuse: int
+    kv: int
+
+
+class DraftHead(nn.Module, ABC):
+    """A trained module that drafts: loaded and saved, put beside a target, inspected. How it drafts is its proposer's
+    matter, how it learns its objective's.
+
+    title: what messages call the kind. config_class: what its settings are.
+    """
+
+    title: ClassVar[str]
+    config_class: ClassVar[type[HeadConfig]]
+    embed_tokens: nn.Embedding  # `[V, H]`, of a head with embeddings of its own
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @abstractmethod
+    def in_words(self) -> str:
+        """The kind and its settings, for a table."""
+
+    @abstractmethod
+    def reads_in_words(self) -> str:
+        """What it reads of the target, for a table."""
+
+    @abstractmethod
+    def work(self) -> HeadWork:
+        """What drafting costs."""
+
+    def public_config(self, dtype: torch.dtype) -> dict[str, Any]:
+        """`config.json` of a checkpoint in `dtype`, as the public loaders of this kind read it.
+
+        Raises `TercelError` for a kind that is not written.
+        """
+        raise TercelError(f"a head of {self.title} can be run and inspected only, not written; give one of EAGLE-3")
+
+    def beside(self, target: Target, ids: Tensor) -> DraftHead:
+        """The head with what it borrows of `target`; itself, if that is nothing. `ids` `[W]`: its draft vocabulary."""
+        return self
+
+    def without_embeddings(self) -> DraftHead:
+        """The head with the target's embeddings in place of its own."""
+        return self.rebuilt(replace(self.config, own_embeddings=False))
+
+    def rebuilt(self, config: HeadConfig, more: Mapping[str, Tensor] | None = None) -> Self:
+        """A frozen head of `config` with copies of this one's tensors and of `more`; what `config` has no place for
+        is left out."""
+        head = type(self)(config)
+        tensors = {**self.state_dict(), **(more or {})}
+        head.load_state_dict({name: tensors[name] for name in head.state_dict()})
+        return head.to(self.device, self.dtype).eval().requires_grad_(False)
+
+
+class StepHead(DraftHead):
+    """A head that drafts step by step: one step is `project` → (attention) → `finish` → `logits`, and `feedback` makes
+    the next step's hidden of its output; `fuse` makes the first.
+
+    The module computes; who attends to what is the caller's: training-time test and the draft tree bring their own
+    attention between `project` and `finish`.
+    """
+
+    title = "a kind that drafts step by step"
+
+    @abstractmethod
+    def fuse(self, features: Tensor) -> Tensor:
+        """`[.., n*Ht]` (captured layers, low to high) to the hidden of step 0, `[.., H]`."""
+
+    @abstractmethod
+    def project(self, embedding: Tensor, hidden: Tensor, positions: Tensor) -> Projected:
+        """embedding, hidden: `[.., H]`; positions: `[..]` (spec section 3)."""
+
+    @abstractmethod
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """residual `[.., H]` (of `project`), attended `[.., q*D]` to the step's output `[.., H]`."""
+
+    @abstractmethod
+    def feedback(self, output: Tensor) -> Tensor:
+        """What the next step takes as its hidden, `[.., H]`."""
+
+    @abstractmethod
+    def logits(self, output: Tensor) -> Tensor:
+        """`[.., H]` to `[.., W]`. Raises `TercelError` for a head that borrows its output layer and has none yet."""

@@ -1,0 +1,37 @@
+"""The kinds of draft heads: the one place where a further kind is entered."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from tercel.draft.config import HeadConfig
+from tercel.draft.head import DraftHead
+from tercel.errors import TercelError
+
+# By the name in `HeadConfig.kind` and in tercel.json, where the class stands: imported when it is needed, so that a
+# kind may stand in a later room, with its objective and its proposer.
+KINDS: dict[str, str] = {
+    "eagle3": "tercel.draft.eagle3:Eagle3Head",
+    "eagle1": "tercel.draft.eagle1:Eagle1Head",
+}
+
+
+def head_class(kind: str) -> type[DraftHead]:
+    """Raises `TercelError` for a kind that is not known."""
+    if kind not in KINDS:
+        raise TercelError(f"there is no kind of head {kind!r}; known are {', '.join(KINDS)}; update tercel")
+    module, _, name = KINDS[kind].partition(":")
+    found: type[DraftHead] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def new_head(config: HeadConfig) -> DraftHead:
+    """A head of `config`, as it is before anything was learned."""
+    return head_class(config.kind)(config)
+
+
+def config_of(values: dict[str, Any]) -> HeadConfig:
+    """The settings that `HeadConfig.to_dict` gave; raises `TercelError` for an unknown kind and for wrong ones."""
+    kind = values.get("kind", HeadConfig.kind)
+    return head_class(str(kind)).config_class.from_dict(values)
