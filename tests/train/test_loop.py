@@ -367,7 +367,7 @@ def test_a_disk_without_room_is_told_before_the_first_step(tmp_path, monkeypatch
 
 def test_a_loss_that_explodes_stops_the_run_and_keeps_the_last_state(tmp_path, monkeypatch):
     run(tmp_path / "r", stop_after=2)
-    monkeypatch.setattr("tercel.train.loop.training_time_test", lambda *a, **k: explode())
+    monkeypatch.setattr("tercel.train.learner.training_time_test", lambda *a, **k: explode())
     with pytest.raises(TercelError, match=r"the loss became nan .* at step 3; start again with a lower --lr"):
         run(tmp_path / "r")
     assert torch.load(RunFolder(tmp_path / "r").state, weights_only=True)["step"] == 2

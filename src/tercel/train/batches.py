@@ -13,6 +13,7 @@ from tercel import limits
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft.alignment import FIRST_PREDICTED
 from tercel.errors import TercelError
+from tercel.train.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,13 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int, epochs: int, seed: i
             tokens += lengths[index]
         plan.append(batch)
     return plan
+
+
+def plan_steps(lengths: Sequence[int], config: TrainConfig) -> list[list[list[int]]]:
+    """The optimizer steps of a run over chats of these lengths: the chats of each micro-batch of each step."""
+    micro = plan_batches(lengths, config.batch_tokens, config.epochs, config.seed)
+    steps = [micro[i : i + config.accumulate] for i in range(0, len(micro), config.accumulate)]
+    return steps[: config.max_steps] if config.max_steps else steps
 
 
 def data_digest(chats: Sequence[TokenizedChat]) -> str:

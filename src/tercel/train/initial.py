@@ -5,15 +5,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
-from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head
+from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head, HeadConfig
 from tercel.draft.history import FROZEN
 from tercel.errors import TercelError
+from tercel.heads import resolve_head
 from tercel.interop.formats.embeddings import share_embeddings
-from tercel.target_model.model import Target
+from tercel.interop.formats.read import read_head
+from tercel.interop.output_rows import lend_output_layer
+from tercel.target_model.model import Target, default_feature_layers
+from tercel.train.config import TrainConfig
 
 SAMPLE_CHATS = 8
+
+
+def first_head(
+    config: TrainConfig, target: Target, chats: Sequence[TokenizedChat], counts: Tensor
+) -> tuple[Eagle3Head, DraftVocabulary]:
+    """The head that a run begins with, on the target's device, and its vocabulary: another run's (`start_from`), or a
+    new one that can draft the tokens which are supervised most often (`counts` `[V]`).
+
+    Raises `TercelError` if there is no such head, or it does not fit.
+    """
+    if config.start_from:
+        origin = lend_output_layer(read_head(resolve_head(config.start_from, config.start_from)), target)
+        torch.manual_seed(config.seed)
+        flags = {"fc_norm": config.fc_norm, "norm_output": config.norm_output}
+        head, vocabulary = head_from(origin, target, feature_layers=config.feature_layers, **flags), origin.vocabulary
+        head = head.to(target.device)
+    else:
+        size = config.draft_vocab or target.vocab_size
+        vocabulary = DraftVocabulary.most_frequent(counts, size, always=target.eos_token_ids)
+        torch.manual_seed(config.seed)
+        head = Eagle3Head(
+            HeadConfig.for_target(
+                target.config,
+                feature_layers=config.feature_layers or default_feature_layers(target.num_layers),
+                vocab_size=target.vocab_size,
+                draft_vocab_size=len(vocabulary),
+                max_position_embeddings=target.context_length,
+                fc_norm=config.fc_norm,
+                norm_output=config.norm_output,
+            )
+        ).to(target.device)
+        initialise_from_target(head, target, vocabulary, chats)
+    head.lm_head.requires_grad_(not config.freeze_lm_head)
+    return head, vocabulary
 
 
 @torch.no_grad()

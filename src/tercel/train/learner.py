@@ -1,0 +1,158 @@
+"""A head and its optimizer: what one optimizer step learns from its micro-batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tercel.chat.conversation import TokenizedChat
+from tercel.draft import DraftVocabulary, Eagle3Head
+from tercel.errors import TercelError
+from tercel.target_model.model import Target
+from tercel.train.config import TrainConfig
+from tercel.train.features import Encoded, FeatureSupply
+from tercel.train.precision import MasterWeights
+from tercel.train.ranks import Alone, Ranks, Step, share
+from tercel.train.ttt import Extent, training_time_test
+
+
+@dataclass(frozen=True)
+class Learned:
+    """An optimizer step, over all of its micro-batches. accuracy: share of right drafts at step 0 of training-time
+    test; grad_norm: before clipping; tokens: prompts included."""
+
+    loss: float
+    accuracy: float
+    lr: float
+    grad_norm: float
+    tokens: int
+
+
+@dataclass
+class _Counters:
+    """Sums over micro-batches: the loss, rows of step 0, those whose draft is right, tokens."""
+
+    loss: float = 0.0
+    rows: float = 0
+    right: float = 0
+    tokens: float = 0
+
+    def summed(self, ranks: Ranks, gradients: Sequence[Tensor]) -> None:
+        """Make gradients and counters those of all ranks: the one exchange of an optimizer step's results."""
+        counters = torch.tensor(list(vars(self).values()), dtype=torch.float64, device=gradients[0].device)
+        ranks.sum([*gradients, counters])
+        self.loss, self.rows, self.right, self.tokens = counters.tolist()
+
+
+class Learner:
+    """A head that learns: its float32 master weights and their optimizer, and the micro-batches that are this rank's.
+
+    plan: the optimizer steps of the whole run, as indices of `chats`.
+    """
+
+    def __init__(
+        self,
+        head: Eagle3Head,
+        vocabulary: DraftVocabulary,
+        target: Target,
+        chats: Sequence[TokenizedChat],
+        config: TrainConfig,
+        plan: Sequence[Step],
+        *,
+        feature_cache: Path | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.config, self.chats, self.plan = config, chats, plan
+        self.ranks = ranks or Alone()
+        self.mine = share(plan, self.ranks.rank, self.ranks.count)
+        self.weights = MasterWeights(head, target.dtype)
+        self.learning = [p for p in head.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.learning, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
+        )
+        self.supply = FeatureSupply(target, self.weights.working, vocabulary, feature_cache)
+
+    def gradients(self, number: int) -> Learned:
+        """Make the clipped gradients of optimizer step `number` (from 0), whatever way it is cut:
+
+            extent = what the step's means are taken over, of all micro-batches of all ranks
+            for each micro-batch of this rank:
+                batch  = features and teacher of its chats            features [N, n*Ht], probs [U, W]
+                loss   = training-time test over S steps, each row divided by the extent: a part of the step's loss
+                master.grad += d loss / d weights                     working dtype to float32
+            gradients, loss and counters = their sums over all ranks
+            gradients = gradients * min(1, clip / norm(gradients))
+
+        (N packed tokens of a micro-batch, U of its positions before a supervised token; the rest as in `ttt`.) Since
+        every part is divided by the extent of the whole, the sums are what one large batch on one rank would give.
+        Raises `TercelError` if loss or gradient are no finite numbers; the weights are as they were.
+        """
+        groups = [[self.chats[i] for i in indices] for indices in self.mine[number]]
+        whole, encoded = self._extent(number, groups)
+        done = _Counters()
+        for chats, ready in zip(groups, encoded, strict=True):
+            batch = self.supply.batch(chats, ready)
+            result = training_time_test(
+                self.weights.working, batch, self.supply.to_draft, self.config.objective, whole=whole
+            )
+            result.loss.backward()
+            self.weights.collect_gradients()
+            done.loss += float(result.loss.detach())
+            done.tokens += len(batch.tokens)
+            done.rows += len(result.steps[0].correct)
+            done.right += int(result.steps[0].correct.sum())
+        done.summed(self.ranks, [self._gradient(parameter) for parameter in self.learning])
+        norm = float(torch.nn.utils.clip_grad_norm_(self.learning, self.config.clip))
+        if not (math.isfinite(done.loss) and math.isfinite(norm)):
+            raise TercelError(
+                f"the loss became {done.loss} and its gradient {norm} at step {number + 1}; "
+                "start again with a lower --lr, or in bfloat16 if this was float16"
+            )
+        rate = self.config.learning_rate(number, len(self.plan))
+        return Learned(done.loss, done.right / done.rows, rate, norm, int(done.tokens))
+
+    def update(self, rate: float) -> None:
+        """Step the master weights along their gradients, and forget these."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.weights.refresh()
+
+    def restore(self, head: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
+        """Go on with the weights and the optimizer of a state."""
+        self.weights.master.load_state_dict(head)
+        self.weights.refresh()
+        self.optimizer.load_state_dict(optimizer)
+
+    def _gradient(self, parameter: Tensor) -> Tensor:
+        if parameter.grad is None:  # this rank has no micro-batch in the step
+            parameter.grad = torch.zeros_like(parameter)
+        return parameter.grad
+
+    def _extent(
+        self, number: int, groups: list[list[TokenizedChat]]
+    ) -> tuple[Extent | None, Sequence[Sequence[Encoded] | None]]:
+        """What the means of optimizer step `number` are taken over, and what the target gave for the micro-batches
+        `groups` of this rank, where it had to be asked: which rows count hangs on its choices, and a mean over rows
+        needs all of them first.
+        """
+        objective = self.config.objective
+        if objective.average == "sequence":
+            return Extent(sum(map(len, self.plan[number]))), [None] * len(groups)
+        if self.ranks.count == len(groups) == 1:  # that of the only batch
+            return None, [None]
+        encoded = [self.supply.encode(chats) for chats in groups]
+        total = Extent(0, (0,) * objective.steps)
+        for chats, ready in zip(groups, encoded, strict=True):
+            total += Extent.of(self.supply.batch(chats, ready), self.supply.to_draft, objective)
+        counts = torch.tensor([total.sequences, *total.rows], device=self.supply.target.device)
+        self.ranks.sum([counts])
+        sequences, *rows = counts.tolist()
+        return Extent(sequences, tuple(rows)), encoded
