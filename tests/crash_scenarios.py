@@ -161,7 +161,7 @@ def all_answers(place: Path, whole: Path) -> None:
 
 def result_is_there(place: Path, whole: Path) -> None:
     assert everything(place) == everything(whole)
-    assert json.loads((place / "head" / RECORD).read_text())["measured"]["decoding"] == [entry()]
+    assert json.loads((place / "head" / RECORD).read_text())["measured"]["decoding"] == [entry().to_json()]
 
 
 SCENARIOS = {
