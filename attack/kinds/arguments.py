@@ -10,7 +10,7 @@ from attack.forks import Ended
 from attack.inputs import Command, Kind, Must, Room, Trial
 from attack.kinds.common import ASK, asking
 from attack.mutate import ESCAPE
-from attack.world import PROMPT
+from attack.world import EXACT, PROMPT
 
 LONG = "a" * 300  # longer than a name may be
 SURROGATE = os.fsdecode(b"a\xffb")  # how Python hands on an argument that is no UTF-8
@@ -188,6 +188,38 @@ VALUES = (
 )
 
 
+SIZES = ("1000000000000", "18446744073709551616", "1" + "0" * 40)
+SIZED: dict[str, tuple[str, ...]] = {
+    "generate TARGET HEAD": (
+        "--max-new-tokens",
+        "--draft-depth",
+        "--draft-top-k",
+        "--draft-nodes",
+        "--draft chain --draft-depth",
+        "--temperature 1 --top-k",
+    ),
+    "verify TARGET HEAD --tasks demo:1": (
+        "--check sampled --samples",
+        "--check greedy --slots",
+        "--check sampled --samples 2 --sampled-prompts",
+        "--check sampled --samples 2 --sampled-tokens",
+        "--check greedy --max-new-tokens",
+    ),
+    "bench TARGET HEAD --tasks demo:1 --max-new-tokens 4": ("--repeats", "--n-alpha", "--seed"),
+    "doctor TARGET HEAD": ("--max-new-tokens", "--timeout"),
+    "serve-command HEAD --target TARGET --engine sglang": ("--depth", "--top-k", "--nodes"),
+    "export HEAD --target TARGET --to sglang --out made": ("--depth",),
+    "data show ANSWERS --target TARGET": ("--samples", "--max-length", "--limit"),
+    "data clean ANSWERS --against ASKED --out made.jsonl": ("--ngram", "--samples"),
+    "data regenerate ASKED --target TARGET --out made.jsonl --max-new-tokens 4": (
+        "--max-new-tokens",
+        "--in-flight",
+        "--limit",
+        "--seed",
+    ),
+}
+
+
 def given(title: str, *arguments: str, must: Must = "either", **more: object) -> Trial:
     """Honest things are named by TARGET, HEAD, ANSWERS and ASKED."""
 
@@ -271,6 +303,22 @@ def _listed() -> list[Trial]:
             given(f"--tasks {name}", *checked, text, codes=frozenset({0, 1})),
             given(f"--prompt-file {name}", *plain, "--prompt-file", text, *ASK[2:], answer=True),
         ]
+    return [*trials, *_enormous()]
+
+
+def _enormous() -> list[Trial]:
+    """Every number of every verb that could size something."""
+    trials = []
+    for command, options in SIZED.items():
+        verb, *rest = command.split()
+        loads = verb in ("verify", "bench", "doctor") or "regenerate" in rest
+        more = ASK if verb == "generate" else EXACT if loads else ()
+        for option in options:
+            for size in SIZES:
+                arguments = (verb, *rest, *more, *option.split(), size)
+                codes = frozenset({0, 1} if verb in ("verify", "doctor") else {0})
+                out = ("made", "made.jsonl", "made.jsonl.part", "made.jsonl.settings.json")
+                trials.append(given(f"{command} {option} {size}", *arguments, codes=codes, out=out, answer=True))
     return trials
 
 
@@ -319,4 +367,4 @@ def further(chance: Random) -> Trial:
     return Trial(f"{verb} {said}", make)
 
 
-KIND = Kind("arguments", "prompts and command-line arguments", tuple(_listed()), further, count=600, quick=(12, 5))
+KIND = Kind("arguments", "prompts and command-line arguments", tuple(_listed()), further, count=690, quick=(12, 5))

@@ -137,6 +137,7 @@ def test_gzip_blank_lines_byte_order_mark_and_limit(tmp_path: Path) -> None:
     ids = [conversation.id for conversation in read_conversations(path)]
     assert ids == ["a-2", "a-4", "a-6", "a-8", "a-10"]
     assert len(list(read_conversations(path, limit=2))) == 2
+    assert len(list(read_conversations(path, limit=10**40))) == len(list(read_conversations(path)))
     with pytest.raises(TercelError, match="limit"):
         list(read_conversations(path, limit=0))
     cut = tmp_path / "cut.jsonl.gz"

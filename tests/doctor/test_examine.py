@@ -242,6 +242,12 @@ def test_a_template_whose_training_text_is_unlike_serving() -> None:
     assert "unlike" in found.found
 
 
+def test_a_template_that_cannot_be_used_is_found_once() -> None:
+    (found,) = template_findings(tiny_tokenizer("{{ raise_exception('no') }}"), {}, None)
+    assert (found.check, found.level) == ("template", "problem")
+    assert "cannot be used: the chat template of" in found.found
+
+
 def test_a_target_without_a_template() -> None:
     (found,) = template_findings(tiny_tokenizer(None), TrainingRecord(), None)
     assert found.level == "note"

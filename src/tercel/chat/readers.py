@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def read_records(source: str | Path, limit: int | None = None, notes: list[str] 
     if limit is not None and limit < 1:
         raise TercelError(f"limit must be at least 1, got {limit}")
     empty = True
-    for record in itertools.islice(records, limit):
+    for record in itertools.islice(records, None if limit is None else min(limit, sys.maxsize)):
         empty = False
         yield record
     if empty:

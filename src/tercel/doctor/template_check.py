@@ -38,7 +38,11 @@ def template_findings(
             "send the server plain prompts (/v1/completions), as the head was trained on",
         )
         return
-    yield _rendered(tokenizer)
+    try:
+        yield _rendered(tokenizer)
+    except TercelError as error:  # nothing more is to be found with it, and each try may last as long as it is let
+        yield Finding("template", "problem", f"the template cannot be used: {error}", "repair the target's template")
+        return
     yield _recorded(tokenizer, training.chat_template)
     yield from _default_system(tokenizer)
     yield from _switches(tokenizer, _told(training.chat_template))
@@ -48,15 +52,13 @@ def template_findings(
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase) -> Finding:
-    """Training sees, before an answer, the very tokens of the serving prompt."""
-    try:
-        renderer = Renderer(tokenizer)
-        rendered = renderer.render(Conversation("check", (QUESTION, ANSWER), ""))
-        prompt = serving_prompt(tokenizer, [QUESTION])
-        # an answer without thoughts stands, in training too, behind the empty thought of a model told not to think
-        before = encode(tokenizer, render_text(tokenizer, [QUESTION], prompt=True) + renderer.template.empty_thought)
-    except TercelError as error:
-        return Finding("template", "problem", f"the template cannot be used: {error}", "repair the target's template")
+    """Training sees, before an answer, the very tokens of the serving prompt. Raises `TercelError` for a template that
+    cannot be used."""
+    renderer = Renderer(tokenizer)
+    rendered = renderer.render(Conversation("check", (QUESTION, ANSWER), ""))
+    prompt = serving_prompt(tokenizer, [QUESTION])
+    # an answer without thoughts stands, in training too, behind the empty thought of a model told not to think
+    before = encode(tokenizer, render_text(tokenizer, [QUESTION], prompt=True) + renderer.template.empty_thought)
     if rendered.dropped_turns or not rendered.chats:
         why = next(iter(rendered.dropped_turns), "no row")
         return Finding(

@@ -8,11 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tercel.chat import learn_template
-from tercel.chat.template import end_ids
 from tercel.doctor.findings import Finding
 from tercel.draft import DraftModel
-from tercel.errors import TercelError
 from tercel.interop.formats.head_files import HeadFiles
 from tercel.target_model.model import Target
 
@@ -37,9 +34,9 @@ def vocabulary_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
             "compare with the head's own d2t; export again if it got lost",
         )
     known = set(vocabulary.ids.tolist())
-    missing = sorted(_end_tokens(target) - known)
+    missing = sorted(set(target.eos_token_ids) - known)
     if missing:
-        every = len(missing) == len(_end_tokens(target))
+        every = len(missing) == len(target.eos_token_ids)
         yield Finding(
             check,
             "warning" if every else "note",
@@ -57,17 +54,6 @@ def vocabulary_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
         )
     elif not missing:
         yield Finding(check, "ok", f"{size} of {vocabulary.target_size} tokens can be drafted, ends of answers too")
-
-
-def _end_tokens(target: Target) -> set[int]:
-    ends = set(target.eos_token_ids)
-    tokenizer = target.tokenizer_or_none
-    if tokenizer is not None and tokenizer.chat_template:
-        try:
-            ends |= end_ids(learn_template(tokenizer))
-        except TercelError:
-            return ends  # the template's own check tells
-    return ends
 
 
 def embedding_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
