@@ -111,17 +111,7 @@ class Campaign:
     def _run(self, command: Command, room: Room, program: bool) -> Ended:
         from tercel.cli.app import main
 
-        around = Surroundings(
-            environment=environment(room, command.environment),
-            folder=room.path / command.folder,
-            stdin=command.stdin,
-            terminal=command.terminal,
-            stdout=command.stdout,
-            encoding=command.encoding,
-            hang_up=command.hang_up,
-            stranger=command.stranger,
-            twin=command.twin,
-        )
+        around = Surroundings.like(command, environment(room, command.environment), room.path / command.folder)
         return forks.run(command.arguments, around, command.limits, None if program else main)
 
 

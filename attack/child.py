@@ -10,7 +10,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,16 +34,14 @@ class Limits:
     files: int = 256
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """What a process finds. environment: all of it. stdout: a path that takes standard output ("" closes it before
-    the start; None: a pipe). encoding: of standard output and error. hang_up: stop reading standard output after so
-    many bytes and close it, as `head` does. stranger: run under a user id that has no name, no home and no right to
-    what others protect. twin: two processes with the same command, started together; their exit codes and what they
-    print lie in `tmp` (codes, one.err, two.err, …) when both have ended."""
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How a process is run. stdout: a path that takes standard output ("" closes it before the start; None: a pipe).
+    encoding: of standard output and error. hang_up: stop reading standard output after so many bytes and close it, as
+    `head` does. stranger: run under a user id that has no name, no home and no right to what others protect. twin: two
+    processes with the same command, started together; their exit codes and what they print lie in `tmp` (codes,
+    one.err, two.err, …) when both have ended."""
 
-    environment: Mapping[str, str]
-    folder: Path
     stdin: bytes = b""
     terminal: bool = False
     stdout: str | None = None
@@ -51,6 +49,18 @@ class Surroundings:
     hang_up: int | None = None
     stranger: bool = False
     twin: bool = False
+
+
+@dataclass(frozen=True)
+class Surroundings(Manner):
+    """What a process finds, and how it is run. environment: all of it."""
+
+    environment: Mapping[str, str]
+    folder: Path
+
+    @classmethod
+    def like(cls, manner: Manner, environment: Mapping[str, str], folder: Path) -> Surroundings:
+        return cls(environment, folder, **{f.name: getattr(manner, f.name) for f in fields(Manner)})
 
 
 def become(

@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 import tty
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,23 @@ class _Stream:
         if self.open:
             os.close(self.fd)
             self.open = False
+
+
+def in_a_child(work: Callable[[], object], failed: str) -> None:
+    """Do work that starts threads, of which this process stays free, and wait for it. Raises `RuntimeError`, which says
+    `failed`, if it raises anything."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    if os.waitpid(child, 0)[1] != 0:
+        raise RuntimeError(failed)
 
 
 def run(

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from attack.child import Limits
+from attack.child import Limits, Manner
 from attack.forks import Ended
 from attack.world import World
 
@@ -43,13 +43,13 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Command:
+class Command(Manner):
     """arguments: of `tercel`; `{port}` stands for that of `server`. out: paths below the room that the command may
     write (with everything below them). must: whether it has to refuse the input, has to take it, or may do either.
     codes: exit codes that may come of it, beside 2 for a refusal. check: says what is wrong with the result of a
     command that ended with 0. leaves: a refusal may leave things at `out` (a run that can be resumed). answer: standard
     output is the model's own text. program: as a program even where inputs usually are not. The rest is as in
-    `Surroundings`."""
+    `Manner`."""
 
     arguments: Sequence[str]
     out: Sequence[str] = ()
@@ -58,16 +58,9 @@ class Command:
     check: Check | None = None
     leaves: bool = False
     answer: bool = False
-    stdin: bytes = b""
     server: Callable[[socket.socket], None] | None = None
     environment: dict[str, str | None] = field(default_factory=dict)
     folder: str = ""
-    terminal: bool = False
-    stdout: str | None = None
-    encoding: str = "utf-8"
-    hang_up: int | None = None
-    stranger: bool = False
-    twin: bool = False
     program: bool = False
     limits: Limits = field(default_factory=Limits)
 

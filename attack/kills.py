@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from attack.forks import in_a_child
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Killed:
 def kill_all(folder: Path, most: int | None = None) -> Iterator[Killed]:
     """Every scenario, each in a child of its own, since making its world starts threads; `most` points of each."""
     folder.mkdir()
-    for name in _in_a_child(folder / "names.json", lambda: sorted(_scenarios())):
-        yield Killed(**_in_a_child(folder / "killed.json", partial(_kill, name, folder, most)))
+    for name in _answer_of(folder / "names.json", lambda: sorted(_scenarios())):
+        yield Killed(**_answer_of(folder / "killed.json", partial(_kill, name, folder, most)))
 
 
 def _scenarios() -> dict[str, Any]:
@@ -53,18 +54,7 @@ def _where(error: AssertionError) -> str:
     return f"({type(cause).__name__} at {Path(frame.filename).name}:{frame.lineno}: {frame.line})"
 
 
-def _in_a_child(answer: Path, work: Callable[[], Any]) -> Any:
+def _answer_of(answer: Path, work: Callable[[], Any]) -> Any:
     """What `work` gives, as JSON through a file. Raises `RuntimeError` if it failed."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            answer.write_text(json.dumps(work()), encoding="utf-8")
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    if os.waitpid(child, 0)[1] != 0:
-        raise RuntimeError("a kill could not be tried")
+    in_a_child(lambda: answer.write_text(json.dumps(work()), encoding="utf-8"), "a kill could not be tried")
     return json.loads(answer.read_text("utf-8"))

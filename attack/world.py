@@ -4,12 +4,12 @@ stopped. Made once by the package itself, in a child, so that the process that f
 from __future__ import annotations
 
 import json
-import os
-import traceback
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from attack.forks import in_a_child
 
 TEXT = "the cat sat on a red mat and it is in the rain while he was there for ten days"
 PROMPT, LENGTH = "the cat sat on", 8
@@ -99,19 +99,8 @@ class World:
 
 def make_world(folder: Path) -> World:
     """Make everything in a child process. Raises `RuntimeError` if that fails."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setsid()
-            _make(World(folder))
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    if os.waitpid(child, 0)[1] != 0:
-        raise RuntimeError("the honest world could not be made; the package does not even do its usual work")
+    failed = "the honest world could not be made; the package does not even do its usual work"
+    in_a_child(lambda: _make(World(folder)), failed)
     return World(folder)
 
 

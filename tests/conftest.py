@@ -1,8 +1,45 @@
+"""What tests of several rooms share: an overfitted head, a cache and a package index of a test's own."""
+
 from __future__ import annotations
+
+import shutil
+from pathlib import Path
 
 import pytest
 
+from tercel import wheels
+from tercel.wheels import Wheel
 from tests.overfit import World, make_world
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the package keeps what can be made again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tercel"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for the package index, for pip itself."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def by_copy(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let downloads be copies from the index folder, without pip; the names asked for, in order."""
+    asked: list[str] = []
+
+    def copy(wheel: Wheel, folder: Path, on_bytes: wheels.OnBytes | None = None) -> Path:
+        asked.append(wheel.requirement)
+        stem = wheel.requirement.replace("-", "_").replace("==", "-")
+        return Path(shutil.copy(index / f"{stem}-py3-none-any.whl", folder))
+
+    monkeypatch.setattr(wheels, "download", copy)
+    return asked
 
 
 @pytest.fixture(scope="session")

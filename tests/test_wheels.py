@@ -14,23 +14,9 @@ from tercel import wheels
 from tercel.errors import TercelError
 from tercel.files import sha256_file
 from tercel.wheels import PinnedFile, Wheel, fetch
-from tests.wheels_for_tests import copy_instead, make_wheel, use_index
+from tests.wheels_for_tests import make_wheel
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "tercel"
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return use_index(tmp_path / "index", monkeypatch)
-
-
-@pytest.fixture
-def by_copy(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    return copy_instead(index, monkeypatch)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def in_two_parts(index: Path) -> tuple[PinnedFile, bytes]:

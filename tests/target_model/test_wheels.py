@@ -15,25 +15,10 @@ from tercel.target_model import wheels
 from tercel.target_model.sources import load_causal_lm, resolve
 from tercel.wheels import PinnedFile
 from tests.tiny import save_tiny_gguf
-from tests.wheels_for_tests import copy_instead, make_wheel, use_index
+from tests.wheels_for_tests import make_wheel
 
+pytestmark = pytest.mark.usefixtures("cache")
 TOKENS = torch.arange(4, 34)[None]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "tercel"
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return use_index(tmp_path / "index", monkeypatch)
-
-
-@pytest.fixture
-def by_copy(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    return copy_instead(index, monkeypatch)
 
 
 @pytest.fixture
