@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tercel.draft import save_head
 from tercel.errors import TercelError
 from tercel.files import cache_dir
 from tercel.heads import resolve_head
 from tercel.target_model.sources import resolve
+from tests.draft.heads_for_tests import tiny_draft
 from tests.tiny import save_tiny
 
 HOMELESS = """
@@ -46,10 +48,15 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_what_needs_a_home_says_so_and_the_rest_works(homeless: dict[str, str], tmp_path: Path) -> None:
     target = str(save_tiny(tmp_path, "llama"))
     rows = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}]
+    save_head(tiny_draft(), tmp_path / "head")
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cases = {
         "set XDG_CACHE_HOME": [["generate", "smollm2-135m", "-p", "x"]],
-        "set HF_HOME": [["generate", "no/such", "-p", "x"], ["data", "show", "no/such", "--target", target]],
+        "set HF_HOME": [
+            ["generate", "no/such", "-p", "x"],
+            ["data", "show", "no/such", "--target", target],
+            ["push", str(tmp_path / "head"), "me/head", "--data-licence", "MIT"],
+        ],
         "no home is known": [["generate", "~", "-p", "x"], ["generate", "~nobody/x", "-p", "x"]],
         "": [["data", "show", str(tmp_path / "chats.jsonl"), "--target", target]],
     }

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
@@ -14,7 +15,9 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-NO_HOME = "this user has no home folder for what comes from the Hub; set HF_HOME to a folder that can be written"
+from tercel.errors import TercelError
+
+NO_HOME = "this user has no home folder for what comes from the Hub or goes there; set HF_HOME to a folder that can be written"
 
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
 
@@ -55,6 +58,13 @@ def why_unreadable(
     if any(isinstance(cause, unconnected) for cause in causes) or "couldn't connect" in str(error):
         return f"the Hub cannot be reached and the {part} of {name} is not in its cache; go online, {offline}"
     return None
+
+
+def require_home() -> None:
+    """Raises `TercelError` where the Hub's client has no place for a login and what it uploads: it would take a folder
+    named ~ in the current one."""
+    if constants.HF_HOME.startswith("~"):
+        raise TercelError(NO_HOME)
 
 
 def lacks_home(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from tercel.draft import DraftModel, save_head
 from tercel.errors import TercelError
 from tercel.file_set import MANIFEST
 from tercel.heads import resolve_head
-from tercel.hub import HubName
+from tercel.hub import HubName, require_home
 from tercel.interop.card import head_card
 from tercel.interop.formats.read import read_head
 from tercel.locks import folder_lock
@@ -62,6 +62,7 @@ def push_to_hub(
             "since it binds those who use the head"
         )
     told = replace(model.info, training=replace(model.info.training, data_licence=licence))
+    require_home()
     from huggingface_hub import HfApi
 
     with tempfile.TemporaryDirectory() as scratch:
