@@ -93,32 +93,47 @@ class _TTTAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        query, key, value, extra_keys, extra_values, rows, out, lse = ctx.saved_tensors
-        grad_out = grads[0].view_as(out)
+        """Gradients of one softmax over two parts. Of one row and query head, with `j` over the keys of step 0 that it
+        sees and over its own later ones alike:
+
+            z_j = scale * q . k_j     w_j = exp(z_j - lse)     o = sum_j w_j v_j
+
+        and with g = dL/do, since dw_j/dz_i = w_j (1[i = j] - w_i):
+
+            dL/dv_j = w_j g
+            dL/dz_j = w_j (g . v_j - sum_i w_i g . v_i) = w_j (g . v_j - g . o)
+            dL/dq   = scale * sum_j dL/dz_j k_j          dL/dk_j = scale * dL/dz_j q
+
+        `g . o` is the row term, one number of both parts. A key of step 0 collects from all rows that see it and, like
+        any key, from all query heads of its group; a later key has one row alone. The weights are made again from
+        `lse`, chunk by chunk, as in the forward.
+
+        Suffixes: r rows of a piece, R of all; T tokens of a piece, N of all; s later steps; q query heads, k key heads,
+        G = q/k; D head size. `kGr` is a row for each query head of a key head.
+        """
+        query, key, value, extra_keys, extra_values, rows, out_RqD, lse_qR = ctx.saved_tensors
+        grad_RqD = grads[0].view_as(out_RqD)
         grad_query = torch.empty_like(query)
         grad_key = torch.zeros(key.shape, dtype=_wide(query), device=key.device)
         grad_value = torch.zeros_like(grad_key)
         grad_extra_keys, grad_extra_values = torch.empty_like(extra_keys), torch.empty_like(extra_values)
-        # the softmax's row term: the same for both parts, because they share the softmax
-        delta = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1).T  # [q, R]
+        row_term_qR = (grad_RqD.to(lse_qR.dtype) * out_RqD.to(lse_qR.dtype)).sum(-1).T
         for piece in ctx.cut:
             part = _Piece(piece, query, key, value, extra_keys, extra_values, rows)
-            kv = part.query.shape[0]
-            total = lse[:, part.slice].reshape(kv, -1)
-            weights, extra_weights = part.weights(*part.scores(), total)
-            grad = part.group(grad_out[part.slice])
-            row_term = delta[:, part.slice].reshape(kv, -1, 1)
-            d_scores = (weights * ((grad @ part.value.mT).to(lse.dtype) - row_term) * part.scale).to(query.dtype)
-            d_extra = (
-                extra_weights * ((grad[:, :, None] * part.extra_value).sum(-1).to(lse.dtype) - row_term)
-            ) * part.scale
-            d_extra = d_extra.to(query.dtype)
-            grad_query[part.slice] = part.ungroup(d_scores @ part.key + (d_extra[..., None] * part.extra_key).sum(-2))
+            lse_kGr = lse_qR[:, part.slice].reshape(part.kv, -1)
+            row_term_kGr1 = row_term_qR[:, part.slice].reshape(part.kv, -1, 1)
+            w_kGrT, w_kGrs = part.weights(*part.scores(), lse_kGr)
+            g_kGrD = part.group(grad_RqD[part.slice])
+            gv_kGrT, gv_kGrs = g_kGrD @ part.value.mT, (g_kGrD[:, :, None] * part.extra_value).sum(-1)
+            dz_kGrT = (w_kGrT * (gv_kGrT.to(lse_qR.dtype) - row_term_kGr1) * part.scale).to(query.dtype)
+            dz_kGrs = (w_kGrs * (gv_kGrs.to(lse_qR.dtype) - row_term_kGr1) * part.scale).to(query.dtype)
+            dq_kGrD = dz_kGrT @ part.key + (dz_kGrs[..., None] * part.extra_key).sum(-2)
+            grad_query[part.slice] = part.ungroup(dq_kGrD)
             tokens = slice(piece.token_start, piece.token_end)
-            grad_key[tokens] += (d_scores.mT @ part.query).transpose(0, 1)
-            grad_value[tokens] += (weights.mT @ grad).transpose(0, 1)
-            grad_extra_keys[:, part.slice] = part.ungroup_extra(d_extra[..., None] * part.query[:, :, None])
-            grad_extra_values[:, part.slice] = part.ungroup_extra(extra_weights[..., None] * grad[:, :, None])
+            grad_key[tokens] += (dz_kGrT.mT @ part.query).transpose(0, 1)
+            grad_value[tokens] += (w_kGrT.mT @ g_kGrD).transpose(0, 1)
+            grad_extra_keys[:, part.slice] = part.ungroup_extra(dz_kGrs[..., None] * part.query[:, :, None])
+            grad_extra_values[:, part.slice] = part.ungroup_extra(w_kGrs[..., None] * g_kGrD[:, :, None])
         return (
             grad_query,
             grad_key.to(key.dtype),
@@ -155,8 +170,8 @@ class _Piece:
         self.extra_key = self._group_extra(extra_keys[:, self.slice])  # [kv, G*r, s, D]
         self.extra_value = self._group_extra(extra_values[:, self.slice])
         last = rows[self.slice] - piece.token_start
-        hidden = torch.arange(self.key.shape[1], device=rows.device)[None] > last[:, None]  # [r, T]
-        self.hidden = hidden.repeat(self.groups, 1)
+        unseen = torch.arange(self.key.shape[1], device=rows.device)[None] > last[:, None]  # [r, T]
+        self.unseen = unseen.repeat(self.groups, 1)
 
     def group(self, x: Tensor) -> Tensor:
         """`[r, q, D]` to `[kv, G*r, D]`."""
@@ -181,7 +196,7 @@ class _Piece:
     def scores(self) -> tuple[Tensor, Tensor]:
         """`[kv, G*r, T]` with what a row may not see at -inf, and `[kv, G*r, s]`."""
         scores = (self.query @ self.key.mT).to(self.wide) * self.scale
-        scores.masked_fill_(self.hidden, float("-inf"))
+        scores.masked_fill_(self.unseen, float("-inf"))
         extra = (self.query[:, :, None] * self.extra_key).sum(-1).to(self.wide) * self.scale
         return scores, extra
 
