@@ -20,7 +20,6 @@ from tercel.chat import (
     lines,
     read_conversations,
     read_records,
-    read_tokenized,
 )
 from tercel.errors import TercelError
 
@@ -121,12 +120,12 @@ def test_text_and_token_rows(tmp_path: Path) -> None:
     assert isinstance(tokens, TokenizedChat)
     assert tokens.tokens.tolist() == [5, 6, 7]
     assert tokens.supervised.tolist() == [False, False, True]
-    with pytest.raises(TercelError, match="a-1 is not token ids"):
-        list(read_tokenized(path))
     with pytest.raises(TercelError, match="a-1 is preformatted text"):
         list(read_conversations(path))
     only = write_lines(tmp_path / "b.jsonl", {"p": [], "g": [7, 8]})
-    assert next(read_tokenized(only)).supervised.tolist() == [False, True]
+    (answer,) = read_records(only)
+    assert isinstance(answer, TokenizedChat)
+    assert answer.supervised.tolist() == [False, True]
 
 
 def test_gzip_blank_lines_byte_order_mark_and_limit(tmp_path: Path) -> None:

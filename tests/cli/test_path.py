@@ -18,7 +18,7 @@ EXACT = ["--dtype", "float32"]
 
 
 def test_train_leaves_a_head_its_card_and_its_curves(world: World) -> None:
-    for text in ("rows to learn from", "draft vocabulary", "held-out acceptance", "tercel generate", "0-α"):
+    for text in ("conversations to learn from", "draft vocabulary", "held-out acceptance", "tercel generate", "0-α"):
         assert text in world.log
     head = Path(world.head)
     names = {path.name for path in head.iterdir()}

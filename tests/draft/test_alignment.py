@@ -11,11 +11,11 @@ from tercel.draft.alignment import (
     FIRST_PREDICTED,
     deciding,
     head_position,
+    imitated,
     plan_rows,
     predicted,
     rope_position,
     supervised_runs,
-    teacher,
     token_in,
 )
 from tercel.errors import TercelError
@@ -46,7 +46,7 @@ def test_numbers_of_a_row():
     for step in range(4):
         assert token_in(row, step).item() == 8 + step
         assert predicted(row, step).item() == 9 + step
-        assert teacher(row, step).item() == 8 + step  # the logits that predict the token predicted
+        assert imitated(row, step).item() == 8 + step  # the logits that predict the token predicted
         assert deciding(predicted(row, step)).item() == 8 + step
         assert rope_position(row, step).item() == 7 + step
         # decoding gives the entry that reads a token the position before that token's own

@@ -39,7 +39,6 @@ def test_maps_agree_with_each_other(ids):
     assert ((to_draft < 0) == ~t2d).all()
     back = DraftVocabulary.from_d2t(d2t, 50, len(ids))
     assert torch.equal(back.ids, vocabulary.ids)
-    assert back.digest() == vocabulary.digest()
 
 
 def test_coverage_is_the_share_of_what_was_counted():
@@ -47,7 +46,6 @@ def test_coverage_is_the_share_of_what_was_counted():
     assert vocabulary.coverage(torch.tensor([3, 1, 5, 1])) == pytest.approx(0.8)
     assert vocabulary.pruned
     assert not DraftVocabulary.full(4).pruned
-    assert vocabulary.digest() != DraftVocabulary(torch.tensor([0, 3]), 4).digest()
 
 
 @pytest.mark.parametrize(

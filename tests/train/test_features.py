@@ -49,7 +49,7 @@ def test_a_batch_holds_what_the_target_says_of_each_chat_alone(arch):
         torch.testing.assert_close(batch.embeddings[part], own.hidden_states[0][0])
         p = torch.softmax(own.logits[0][:, supply.vocabulary.ids], -1)
         for t in range(len(one)):
-            row = int(batch.teacher_row[start + t])
+            row = int(batch.taught[start + t])
             predicts = t + 1 < len(one) and bool(one.supervised[t + 1])
             assert (row >= 0) == predicts
             if predicts:

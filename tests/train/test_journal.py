@@ -56,7 +56,7 @@ def evaluation(**changes: object) -> bytes:
         (step(step=3.5), "its step is 3.5"),
         (step(tokens=None), "its tokens is None, not a number"),
         (step(accuracy="0.5"), "its accuracy is '0.5'"),
-        (json.dumps(STEP).encode() + b"\n", "a row of step 2 again"),
+        (json.dumps(STEP).encode() + b"\n", "an entry of step 2 again"),
         (json.dumps(EVAL).encode() + b"\n", "an evaluation of step 2 again"),
         (b'{"step": 1, "eval": 3}\n', "eval in the row must be an object, not '3'"),
         (b'{"step": 3, "eval": {"tau": 9.0, "alpha": [1.0]}}\n', "eval in the row has no steps"),
@@ -72,7 +72,7 @@ def evaluation(**changes: object) -> bytes:
 def test_what_no_run_wrote_is_left_out_and_told(tmp_path: Path, line: bytes, problem: str) -> None:
     journal = written(tmp_path / "metrics.jsonl", line, step(step=4))
     kept = [json.dumps(row) for row in (*SOUND, json.loads(step(step=4)))]
-    assert [json.dumps(row) for row in journal.rows()] == kept
+    assert [json.dumps(row) for row in journal.entries()] == kept
     journal.cut(4)
     (note,) = journal.notes
     assert note.startswith(f"{journal.path}, line 5: ")
@@ -93,13 +93,13 @@ def test_a_line_that_a_kill_cut_off_is_nobodys_fault(tmp_path: Path, torn: bytes
 
 
 def test_a_whole_row_without_its_line_end_is_kept(tmp_path: Path) -> None:
-    assert written(tmp_path / "metrics.jsonl", step().rstrip()).rows()[-1]["step"] == 3
+    assert written(tmp_path / "metrics.jsonl", step().rstrip()).entries()[-1]["step"] == 3
 
 
 def test_rows_after_the_step_go_and_several_damaged_lines_are_one_note(tmp_path: Path) -> None:
     journal = written(tmp_path / "metrics.jsonl", b"x\n", step(), b"y\n", b"z\n")
     journal.cut(2)
-    assert [row["step"] for row in journal.rows()] == [0, 1, 2, 2]
+    assert [row["step"] for row in journal.entries()] == [0, 1, 2, 2]
     assert journal.notes[0].endswith("it is left out; so are 2 lines after it")
 
 
@@ -118,4 +118,4 @@ def test_a_journal_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(TercelError, match=r"cannot read .*metrics\.jsonl: Permission denied"):
-        journal.rows()
+        journal.entries()

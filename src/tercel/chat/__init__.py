@@ -10,7 +10,7 @@ from tercel.chat.overlap import (
     find_overlaps,
     read_eval_prompts,
 )
-from tercel.chat.readers import read_conversations, read_records, read_tokenized
+from tercel.chat.readers import read_conversations, read_records
 from tercel.chat.regenerate import Answer, RegenerateReport, RegenerateSettings, Responder, regenerate
 from tercel.chat.render import Rendered, Renderer, render_plain
 from tercel.chat.template import ChatTemplate, learn_template, serving_prompt
@@ -39,7 +39,6 @@ __all__ = [
     "read_conversations",
     "read_eval_prompts",
     "read_records",
-    "read_tokenized",
     "regenerate",
     "render_plain",
     "serving_prompt",

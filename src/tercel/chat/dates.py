@@ -44,7 +44,7 @@ def as_of(tokenizer: PreTrainedTokenizerBase, moment: datetime) -> PreTrainedTok
 
 
 def parse_moment(record: Mapping[str, Any]) -> datetime | None:
-    """The moment in a training record or a journal's row; None if there is none."""
+    """The moment in a training record or a journal's entry; None if there is none."""
     try:
         return datetime.fromisoformat(record[RECORD])
     except (KeyError, TypeError, ValueError):

@@ -52,14 +52,6 @@ def read_conversations(
         yield record
 
 
-def read_tokenized(source: str | Path, limit: int | None = None) -> Iterator[TokenizedChat]:
-    """`read_records` for files of `{"id", "p": [prompt ids], "g": [answer ids]}` lines only."""
-    for record in read_records(source, limit):
-        if not isinstance(record, TokenizedChat):
-            raise TercelError(f'{source}: {record.id} is not token ids; expected the keys "p" and "g"')
-        yield record
-
-
 def _kind(record: Record) -> str:
     return "a list of token ids" if isinstance(record, TokenizedChat) else "preformatted text"
 

@@ -156,7 +156,7 @@ def facts(report: HeadReport) -> dict[str, str]:
         rows["data"] = ", ".join(training.data) or "not recorded"
     if training.conversations is not None:
         rows["learned from"] = (
-            f"{training.conversations:,} rows, {training.tokens:,} tokens, "
+            f"{training.conversations:,} conversations, {training.tokens:,} tokens, "
             f"{training.supervised_tokens:,} of them the assistant's"
         )
     if training.recipe is not None:

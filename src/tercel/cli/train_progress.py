@@ -88,7 +88,7 @@ class TrainProgress:
 def _lines(record: TrainingRecord) -> list[str]:
     """What is known of a run when it begins, one fact a line."""
     lines = [
-        f"{record.conversations:,} rows to learn from, {record.held_out_conversations:,} held out",
+        f"{record.conversations:,} conversations to learn from, {record.held_out_conversations:,} held out",
         f"{record.tokens:,} tokens, {record.supervised_tokens:,} of them the assistant's",
         f"draft vocabulary: {record.draft_vocabulary_coverage:.2%} of the assistant's tokens are in it",
         f"{record.steps:,} steps, computed in {record.dtype}",

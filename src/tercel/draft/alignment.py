@@ -48,7 +48,7 @@ def deciding(token: Index) -> Index:
     return token - 1
 
 
-def teacher(row: Index, step: int) -> Index:
+def imitated(row: Index, step: int) -> Index:
     """Index of the target position whose logits row `row` imitates at `step`."""
     return deciding(predicted(row, step))
 

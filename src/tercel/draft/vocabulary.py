@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -57,10 +56,6 @@ class DraftVocabulary:
         table = torch.full((self.target_size,), -1, dtype=torch.long)
         table[self.ids] = torch.arange(len(self.ids))
         return table
-
-    def digest(self) -> str:
-        """Short hash of the map, for keys of caches and for checkpoints."""
-        return hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()[:16]
 
     @classmethod
     def full(cls, target_size: int) -> DraftVocabulary:

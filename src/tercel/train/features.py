@@ -68,8 +68,8 @@ class FeatureSupply:
         tokens = torch.from_numpy(np.concatenate([c.tokens for c in chats])).long()
         supervised = torch.from_numpy(np.concatenate([c.supervised for c in chats]))
         before = torch.cat([_before_supervised(chat) for chat in chats])
-        teacher_row = torch.full((len(tokens),), -1, dtype=torch.long)
-        teacher_row[before] = torch.arange(int(before.sum()))
+        taught = torch.full((len(tokens),), -1, dtype=torch.long)
+        taught[before] = torch.arange(int(before.sum()))
         hidden = torch.cat([e.hidden for e in encoded])
         tokens = tokens.to(device)
         return Batch(
@@ -79,7 +79,7 @@ class FeatureSupply:
             features=torch.cat([e.features for e in encoded]),
             embeddings=None if self.head.config.own_embeddings else self.target.embed(tokens),
             teacher=Teacher.of(self.target, hidden, self.vocabulary, self.to_draft),
-            teacher_row=teacher_row.to(device),
+            taught=taught.to(device),
         )
 
     @torch.no_grad()
@@ -99,16 +99,16 @@ class FeatureSupply:
     def _run(self, chats: Sequence[TokenizedChat]) -> list[Encoded]:
         width = max(len(c.tokens) for c in chats)
         padded = torch.zeros(len(chats), width, dtype=torch.long)
-        for row, chat in enumerate(chats):
-            padded[row, : len(chat.tokens)] = torch.from_numpy(chat.tokens)
+        for number, chat in enumerate(chats):
+            padded[number, : len(chat.tokens)] = torch.from_numpy(chat.tokens)
         out = self.target.encode(padded.to(self.target.device), self.head.config.feature_layers)
         features = out.features
         return [
             Encoded(
-                features[row, : len(chat.tokens)].contiguous(),
-                out.hidden[row, : len(chat.tokens)][_before_supervised(chat).to(out.hidden.device)],
+                features[number, : len(chat.tokens)].contiguous(),
+                out.hidden[number, : len(chat.tokens)][_before_supervised(chat).to(out.hidden.device)],
             )
-            for row, chat in enumerate(chats)
+            for number, chat in enumerate(chats)
         ]
 
     def _file(self, chat: TokenizedChat) -> Path | None:

@@ -73,7 +73,7 @@ def initialise_from_target(
     if head.config.fc_norm:  # normed before they are fused
         head.fc.weight.normal_(std=head.fc.in_features**-0.5)
         return
-    sizes = []  # root mean square of each captured layer, one row a chat
+    sizes = []  # root mean square of each captured layer, a line a chat
     for chat in chats[:SAMPLE_CHATS]:
         tokens = torch.from_numpy(chat.tokens).long()[None].to(target.device)
         captured = target.encode(tokens, layers).layers

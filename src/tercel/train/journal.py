@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: what a run measured, a row a step and a row an evaluation, written as it goes."""
+"""`metrics.jsonl`: what a run measured, an entry a step and one an evaluation, written as it goes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEASURED = ("loss", "accuracy", "lr", "grad_norm", "tokens", "seconds")
 
 
 class Journal:
-    """Rows are objects with a `step`, one for each; an evaluation's row has an `eval` as well. Where the chats'
+    """Entries are objects with a `step`, one for each; an evaluation's entry has an `eval` as well. Where the chats'
     template writes the date, step 0 has the moment that they were rendered for.
 
     notes: what `cut` found damaged, in sentences.
@@ -29,76 +29,76 @@ class Journal:
         self.path = path
         self.notes: tuple[str, ...] = ()
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Append a row. Raises `TercelError` if it cannot be written."""
+    def add(self, entry: dict[str, Any]) -> None:
+        """Append an entry. Raises `TercelError` if it cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(row) + "\n")
+                stream.write(json.dumps(entry) + "\n")
         except OSError as error:
             reason = error.strerror or error
             raise TercelError(f"writing {self.path} failed: {reason}; free space, then resume") from error
 
-    def rows(self) -> list[dict[str, Any]]:
-        """All rows but one that was cut off at the end, and those that no run wrote as they are."""
+    def entries(self) -> list[dict[str, Any]]:
+        """All entries but one that was cut off at the end, and those that no run wrote as they are."""
         return self._read()[0]
 
     def _read(self) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
-        """The rows, and what is wrong in which lines."""
-        rows: list[dict[str, Any]] = []
+        """The entries, and what is wrong in which lines."""
+        entries: list[dict[str, Any]] = []
         wrong: list[tuple[int, str]] = []
         seen: set[tuple[int, bool]] = set()
         for line in json_lines(self.path) if self.path.is_file() else ():
             if line.problem and not line.ended:  # a kill came in the middle of it
                 continue
-            row = line.value
-            problem = line.problem or _problem(row)
-            if not problem and (key := (row["step"], "eval" in row)) in seen:
-                problem = f"{'an evaluation' if key[1] else 'a row'} of step {short(key[0])} again"
+            entry = line.value
+            problem = line.problem or _problem(entry)
+            if not problem and (key := (entry["step"], "eval" in entry)) in seen:
+                problem = f"{'an evaluation' if key[1] else 'an entry'} of step {short(key[0])} again"
             if problem:
                 wrong.append((line.number, problem))
             else:
                 seen.add(key)
-                rows.append(row)
-        return rows, wrong
+                entries.append(entry)
+        return entries, wrong
 
     def evaluations(self) -> list[dict[str, Any]]:
-        return [row for row in self.rows() if "eval" in row]
+        return [entry for entry in self.entries() if "eval" in entry]
 
     def rendered_at(self) -> datetime | None:
         """The moment that the run's chats were rendered for; None where their template writes no date."""
-        return next((moment for row in self.rows() if (moment := dates.parse_moment(row)) is not None), None)
+        return next((moment for entry in self.entries() if (moment := dates.parse_moment(entry)) is not None), None)
 
     def sync(self) -> None:
-        """Wait until the rows are on the disk: a state must not know of steps that its journal lost."""
+        """Wait until the entries are on the disk: a state must not know of steps that its journal lost."""
         if self.path.is_file():
             sync(self.path)
 
     def cut(self, step: int) -> None:
-        """Drop the rows after `step`, which a resumed run makes again, and what is damaged."""
-        rows, wrong = self._read()
-        kept = [row for row in rows if row["step"] <= step]
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept), held=True)
+        """Drop the entries after `step`, which a resumed run makes again, and what is damaged."""
+        entries, wrong = self._read()
+        kept = [entry for entry in entries if entry["step"] <= step]
+        write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in kept), held=True)
         if wrong:
             number, problem = wrong[0]
             others = f"; so are {len(wrong) - 1} lines after it" if wrong[1:] else ""
             self.notes = (f"{self.path}, line {number}: {problem}; it is left out{others}",)
 
 
-def _problem(row: Any) -> str:
-    """Why a value is no row that a run writes, as a clause; "" if it is one."""
-    if not isinstance(row, dict):
-        return f"{short(row)} is not an object"
-    if type(row.get("step")) is not int or row["step"] < 0:
-        return f"its step is {short(row.get('step'))}, not a whole number from 0"
+def _problem(entry: Any) -> str:
+    """Why a value is no entry that a run writes, as a clause; "" if it is one."""
+    if not isinstance(entry, dict):
+        return f"{short(entry)} is not an object"
+    if type(entry.get("step")) is not int or entry["step"] < 0:
+        return f"its step is {short(entry.get('step'))}, not a whole number from 0"
     for name in _MEASURED:
-        if name in row and not _is_finite(row[name]):
-            return f"its {name} is {short(row[name])}, not a number"
-    if "eval" in row:
-        return _eval_problem(row["eval"])
-    if "loss" in row:
-        return "" if "accuracy" in row else "it has a loss without an accuracy"
-    return "" if dates.parse_moment(row) is not None else "it has neither a loss nor an evaluation"
+        if name in entry and not _is_finite(entry[name]):
+            return f"its {name} is {short(entry[name])}, not a number"
+    if "eval" in entry:
+        return _eval_problem(entry["eval"])
+    if "loss" in entry:
+        return "" if "accuracy" in entry else "it has a loss without an accuracy"
+    return "" if dates.parse_moment(entry) is not None else "it has neither a loss nor an evaluation"
 
 
 def _eval_problem(values: Any) -> str:

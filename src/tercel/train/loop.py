@@ -199,14 +199,14 @@ class _Run:
     def _summary(self) -> TrainSummary:
         again = self.learner.supply.made_again
         cache = [f"{again} files of the feature cache were damaged or of an earlier version and are written again"]
-        history = self.writer.journal.rows()
-        evals = [row["eval"] for row in history if "eval" in row]
-        best = max(evals, key=lambda row: row["tau"], default=None)
+        history = self.writer.journal.entries()
+        evals = [entry["eval"] for entry in history if "eval" in entry]
+        best = max(evals, key=lambda found: found["tau"], default=None)
         return TrainSummary(
             out=self.writer.folder.out,
             steps=self.step,
             seconds=self.seconds,
-            tokens=int(sum(row.get("tokens", 0) for row in history)),
+            tokens=int(sum(entry.get("tokens", 0) for entry in history)),
             supervised_tokens=self.record.supervised_tokens or 0,
             best=HeldOut.of({**best, "alpha": tuple(best["alpha"])}) if best else self._measure(),
             history=history,

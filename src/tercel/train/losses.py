@@ -9,7 +9,7 @@ teacher's distribution over the draft vocabulary, `q` the draft's, `w` the row's
     lk     -log sum min(p, q)    d/dlogits = w q (E - [q < p]) / alpha, E = sum_j q_j [q_j < p_j]
                                  (maximises the acceptance probability itself, arXiv 2602.23881)
 
-Shape legend: R rows, U teacher rows, H head's hidden size, K target's, W draft vocabulary, V target
+Shape legend: R rows, U taught positions, H head's hidden size, K target's, W draft vocabulary, V target
 vocabulary.
 """
 
@@ -58,32 +58,29 @@ class Teacher:
 @dataclass(frozen=True)
 class StepLoss:
     """loss: weighted sum over the rows (scalar, differentiable). drafts: `[R]`, each row's greedy draft (its argmax,
-    a draft id). correct: bool `[R]`, it is the label. overlap: `[R]`, `sum min(p, q)`, where it was asked for."""
+    a draft id). correct: bool `[R]`, it is the label."""
 
     loss: Tensor
     drafts: Tensor
     correct: Tensor
-    overlap: Tensor | None = None
 
 
 def draft_loss(
     hidden: Tensor,
     weight: Tensor,
     teacher: Teacher,
-    teacher_rows: Tensor,
+    taught: Tensor,
     labels: Tensor,
     row_weights: Tensor,
     kind: LossKind = "soft",
-    with_overlap: bool = False,
 ) -> StepLoss:
-    """hidden `[R, H]` after the final norm; weight `[W, H]`; teacher_rows `[R]` into `teacher`; labels `[R]`
-    draft ids (-1: none); row_weights `[R]` float32, 0 drops a row from the loss."""
+    """hidden `[R, H]` after the final norm; weight `[W, H]`; taught `[R]`, which of the teacher's
+    positions each row imitates; labels `[R]` draft ids (-1: none); row_weights `[R]` float32, 0 drops a row from the
+    loss."""
     if not torch.is_grad_enabled():
         weight = weight.detach()  # so that no gradient is made
-    loss, drafts, overlap = _FusedLoss.apply(
-        hidden, weight, teacher.probs, teacher_rows, labels, row_weights, kind, with_overlap
-    )
-    return StepLoss(loss, drafts, drafts == labels, overlap if with_overlap else None)
+    loss, drafts = _FusedLoss.apply(hidden, weight, teacher.probs, taught, labels, row_weights, kind)
+    return StepLoss(loss, drafts, drafts == labels)
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -93,16 +90,14 @@ class _FusedLoss(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         probs: Tensor,
-        teacher_rows: Tensor,
+        taught: Tensor,
         labels: Tensor,
         row_weights: Tensor,
         kind: LossKind,
-        with_overlap: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         wants_grad, trains_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         drafts = torch.empty(len(hidden), dtype=torch.long, device=hidden.device)
-        overlap = torch.empty(len(hidden) if with_overlap else 0, dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape if trains_weight else (0,), dtype=torch.float32, device=weight.device)
         for start in range(0, len(hidden), CHUNK_ROWS):
@@ -110,9 +105,7 @@ class _FusedLoss(torch.autograd.Function):
             logits = hidden[part] @ weight.T
             log_q = torch.log_softmax(logits.float(), -1)
             drafts[part] = log_q.argmax(-1)
-            p = probs.index_select(0, teacher_rows[part]).float()
-            if with_overlap:
-                overlap[part] = torch.minimum(p, log_q.exp()).sum(-1)
+            p = probs.index_select(0, taught[part]).float()
             value, grad = _value_and_grad(kind, log_q, p, labels[part])
             loss += (value * row_weights[part]).sum()
             if wants_grad or trains_weight:
@@ -121,9 +114,9 @@ class _FusedLoss(torch.autograd.Function):
                 grad_hidden[part] = grad @ weight
             if trains_weight:
                 grad_weight += grad.T @ hidden[part]
-        ctx.mark_non_differentiable(drafts, overlap)
+        ctx.mark_non_differentiable(drafts)
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
-        return loss, drafts, overlap
+        return loss, drafts
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -132,7 +125,7 @@ class _FusedLoss(torch.autograd.Function):
         return (
             grad_hidden * upstream.to(grad_hidden.dtype) if ctx.needs_input_grad[0] else None,
             grad_weight * upstream.to(grad_weight.dtype) if ctx.needs_input_grad[1] else None,
-            *(None,) * 6,
+            *(None,) * 5,
         )
 
 

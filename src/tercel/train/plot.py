@@ -21,15 +21,15 @@ def plot_curves(metrics: Path, out: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise TercelError("curves are drawn with matplotlib: pip install 'tercel[report]'") from error
-    rows = Journal(metrics).rows()
-    steps = [row for row in rows if "loss" in row]
+    entries = Journal(metrics).entries()
+    steps = [entry for entry in entries if "loss" in entry]
     if not steps:
         raise TercelError(f"{metrics} holds no step yet; there is nothing to draw")
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     _noisy(left, steps, "loss", "training loss")
     _noisy(middle, steps, "accuracy", "accuracy of the first draft")
-    evaluated = [row for row in rows if "eval" in row]
+    evaluated = [entry for entry in entries if "eval" in entry]
     right.plot([r["step"] for r in evaluated], [r["eval"]["tau"] for r in evaluated], marker="o", markersize=3)
     right.set_title("held-out acceptance length τ")
     for axes in (left, middle, right):
@@ -39,9 +39,9 @@ def plot_curves(metrics: Path, out: Path) -> None:
         figure.savefig(partial, format="png", dpi=120)
 
 
-def _noisy(axes: Any, rows: list[dict[str, Any]], key: str, title: str) -> None:
+def _noisy(axes: Any, entries: list[dict[str, Any]], key: str, title: str) -> None:
     """The values of every step, pale, and their exponential mean (without its start-up bias)."""
-    steps, values = [row["step"] for row in rows], [row[key] for row in rows]
+    steps, values = [entry["step"] for entry in entries], [entry[key] for entry in entries]
     mean, weight, means = 0.0, 0.0, []
     for value in values:
         mean = SMOOTHING * mean + (1 - SMOOTHING) * value

@@ -57,7 +57,7 @@ class RunWriter:
         self.journal.add({"step": step, **metrics})
 
     def is_evaluated(self, step: int) -> bool:
-        return any(row["step"] == step for row in self.journal.evaluations())
+        return any(entry["step"] == step for entry in self.journal.evaluations())
 
     def add_evaluation(self, step: int, held_out: HeldOut, model: DraftModel) -> None:
         """Note it, and keep `model` if it is the best so far."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tercel.draft.alignment import RowPlan, plan_rows, predicted, rope_position, teacher, token_in
+from tercel.draft.alignment import RowPlan, imitated, plan_rows, predicted, rope_position, token_in
 from tercel.draft.eagle3 import Eagle3Head
 from tercel.train.attention import segments, ttt_attention
 from tercel.train.config import Objective
@@ -26,8 +26,9 @@ class Batch:
     """Packed sequences with what the target said about them.
 
     tokens int64 `[N]`; lengths of the sequences; supervised bool `[N]`; features `[N, n*Ht]`; embeddings `[N,
-    Ht]` the target has for the tokens (None for a head with its own, which are parameters of it); teacher rows and
-    `teacher_row` int64 `[N]`, the row of each position in it (-1: none).
+    Ht]` the target has for the tokens (None for a head with its own, which are parameters of it); what the teacher
+    says at the `U` positions before a supervised token, and `taught` int64 `[N]`, which of these each position is (-1:
+    none).
     """
 
     tokens: Tensor
@@ -36,7 +37,7 @@ class Batch:
     features: Tensor
     embeddings: Tensor | None
     teacher: Teacher
-    teacher_row: Tensor
+    taught: Tensor
 
     @property
     def positions(self) -> Tensor:
@@ -74,7 +75,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class TTTResult:
-    """loss: scalar, the sum of the `steps`' weighted losses. plan: the rows behind each step."""
+    """loss: scalar, the sum of the `steps`' weighted losses. plan: which rows took part in each step."""
 
     loss: Tensor
     steps: tuple[StepLoss, ...]
@@ -88,7 +89,6 @@ def training_time_test(
     objective: Objective,
     *,
     whole: Extent | None = None,
-    with_overlap: bool = False,
 ) -> TTTResult:
     """Run the head `S` steps over its own outputs and sum the losses.
 
@@ -127,7 +127,7 @@ def training_time_test(
         output = head.finish(residual, attended)
         hidden = head.feedback(output)
 
-        teacher_rows, labels, counts = _targets(batch, to_draft, objective, rows, step)
+        taught, labels, counts = _targets(batch, to_draft, objective, rows, step)
         row_weights = (
             _token_weights(counts, None if whole is None else whole.rows[step])
             if objective.average == "token"
@@ -137,11 +137,10 @@ def training_time_test(
             head.norm(output),
             head.lm_head.weight,
             batch.teacher,
-            teacher_rows,
+            taught,
             labels,
             row_weights * objective.step_weight(step),
             objective.kind,
-            with_overlap,
         )
         total = total + result.loss
         results.append(result)
@@ -151,15 +150,15 @@ def training_time_test(
 def _targets(
     batch: Batch, to_draft: Tensor, objective: Objective, rows: Tensor, step: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For the rows of a step: their rows of the teacher, the draft id `[R_s]` each should say (the data's token for
-    hard labels, else the target's argmax; -1: none), and bool `[R_s]`, whether it enters the loss."""
-    teacher_rows = batch.teacher_row[teacher(rows, step)]
+    """For the rows of a step: which of the taught positions each imitates, the draft id `[R_s]` each should say (the
+    data's token for hard labels, else the target's argmax; -1: none), and bool `[R_s]`, whether it enters the loss."""
+    taught = batch.taught[imitated(rows, step)]
     if objective.kind == "hard":
         labels = to_draft[batch.tokens[predicted(rows, step)]]
-        return teacher_rows, labels, labels >= 0
-    labels = batch.teacher.best[teacher_rows]
+        return taught, labels, labels >= 0
+    labels = batch.teacher.best[taught]
     counts = labels >= 0 if objective.oov == "drop" else torch.ones_like(labels, dtype=torch.bool)
-    return teacher_rows, labels, counts
+    return taught, labels, counts
 
 
 def _token_weights(counts: Tensor, total: int | None) -> Tensor:
