@@ -6,6 +6,8 @@ and losses are written out again, in float64.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,10 +40,21 @@ class NaiveHead:
 
     def rotated(self, x: Tensor, position: int) -> Tensor:
         half = self.c.head_dim // 2
-        theta = self.c.rope_parameters["rope_theta"]
-        angle = position * torch.tensor([theta ** (-2 * i / self.c.head_dim) for i in range(half)]).double()
+        angle = position * torch.tensor([self.frequency(i) for i in range(half)]).double()
         a, b = x[:, :half], x[:, half:]
         return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+    def frequency(self, i: int) -> float:
+        """Of pair `i`; with Llama 3's scaling, waves that are long beside the first training's context turn slower."""
+        rope = self.c.rope_parameters
+        plain = rope["rope_theta"] ** (-2 * i / self.c.head_dim)
+        if rope.get("rope_type", "default") == "default":
+            return plain
+        assert rope["rope_type"] == "llama3"
+        turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
+        return kept * plain + (1 - kept) * plain / rope["factor"]
 
     def entry(self, embedding: Tensor, hidden: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
         """Query `[q, D]`, key and value `[kv, D]`."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tercel.draft import DraftVocabulary
-from tercel.train.config import Objective
+from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head, HeadInfo, TrainingRecord, save_head
+from tercel.target_model.model import Target
+from tercel.train.batches import supervised_counts
+from tercel.train.config import Objective, TrainConfig
 from tercel.train.features import FeatureSupply
+from tercel.train.initial import first_head
 from tercel.train.ttt import Batch, Extent, training_time_test
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.tiny import VOCAB
@@ -52,6 +56,10 @@ def test_loss_and_gradients_equal_the_naive_ones(arch, flags, objective):
     target = target_of(arch)
     vocabulary = some_vocabulary(70, 3)
     head = head_for(target, vocabulary, **flags)
+    equals_the_naive_form(target, head, vocabulary, objective)
+
+
+def equals_the_naive_form(target: Target, head: Eagle3Head, vocabulary: DraftVocabulary, objective: Objective) -> None:
     batch, to_draft = batch_of(target, head, vocabulary, CHATS)
     result = training_time_test(head, batch, to_draft, objective)
     result.loss.backward()
@@ -70,10 +78,52 @@ def test_loss_and_gradients_equal_the_naive_ones(arch, flags, objective):
     wanted.backward()
     torch.testing.assert_close(result.loss.double(), wanted, rtol=1e-5, atol=0)
     for name, parameter in head.named_parameters():
+        if not parameter.requires_grad:
+            assert parameter.grad is None, name
+            continue
         truth = naive.w[name].grad
         assert truth.abs().max() > 0, name
         error = (parameter.grad.double() - truth).abs().max() / truth.abs().max()
         assert error < 1e-4, (name, float(error))
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+STARTS: list[dict[str, Any]] = [
+    {"norm_before_residual": True},
+    {"norm_before_fc": True},
+    {"attention_bias": True},
+    {"own_embeddings": True},
+    {"own_output": False},
+    {"hidden_size": 24, "own_embeddings": True, "norm_before_residual": True, "norm_output": True},
+    {"norm_before_fc": True, "attention_bias": True, "own_output": False},
+    {"rope_parameters": LLAMA3},
+]
+
+
+@pytest.mark.parametrize("flags", STARTS, ids=lambda flags: " ".join(flags))
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+def test_a_head_to_start_from_is_trained_as_the_naive_form_says(tmp_path, flags, frozen):
+    """Whatever a head of another maker brings along, and with its output layer and embeddings left as they are."""
+    target, vocabulary = target_of("llama"), some_vocabulary(70, 3)
+    start = head_for(target, vocabulary, **flags)
+    record = TrainingRecord(embeddings="frozen" if frozen else None)
+    save_head(DraftModel(start, vocabulary, HeadInfo(None, record)), tmp_path, dtype=torch.float32)
+    config = TrainConfig(start_from=str(tmp_path), freeze_lm_head=frozen)
+    head, theirs = first_head(config, target, CHATS, supervised_counts(CHATS, target.vocab_size))
+    assert torch.equal(theirs.ids, vocabulary.ids)
+    learning = {name for name, parameter in head.named_parameters() if parameter.requires_grad}
+    assert {"lm_head.weight", "embed_tokens.weight"}.isdisjoint(learning) == frozen
+    of_target = {"lm_head.weight": target.output_layer.rows(vocabulary.ids)}  # lent to a head without
+    for name, weights in head.state_dict().items():
+        assert torch.equal(weights, {**of_target, **start.state_dict()}[name]), name
+    equals_the_naive_form(target, head, vocabulary, Objective(steps=3))
 
 
 def test_packing_changes_nothing():

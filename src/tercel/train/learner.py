@@ -45,7 +45,7 @@ class _Counters:
 
     def summed(self, ranks: Ranks, gradients: Sequence[Tensor]) -> None:
         """Make gradients and counters those of all ranks: the one exchange of an optimizer step's results."""
-        counters = torch.tensor(list(vars(self).values()), dtype=torch.float64, device=gradients[0].device)
+        counters = torch.tensor(list(vars(self).values()), dtype=torch.float64)
         ranks.sum([*gradients, counters])
         self.loss, self.rows, self.right, self.tokens = counters.tolist()
 
@@ -152,7 +152,7 @@ class Learner:
         total = Extent(0, (0,) * objective.steps)
         for chats, ready in zip(groups, encoded, strict=True):
             total += Extent.of(self.supply.batch(chats, ready), self.supply.to_draft, objective)
-        counts = torch.tensor([total.sequences, *total.rows], device=self.supply.target.device)
+        counts = torch.tensor([total.sequences, *total.rows])
         self.ranks.sum([counts])
         sequences, *rows = counts.tolist()
         return Extent(sequences, tuple(rows)), encoded

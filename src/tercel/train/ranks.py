@@ -42,7 +42,10 @@ class Ranks(Protocol):
         ...
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Make each tensor the sum of those of all ranks, in place; all ranks have to call this with equal shapes."""
+        """Make each tensor the sum of those of all ranks, in place; all ranks have to call this with equal shapes.
+
+        Gradients lie on the head's device, counters (float64, int64) on the CPU.
+        """
         ...
 
 
