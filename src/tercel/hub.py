@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 
 from tercel.errors import TercelError
 
-NO_HOME = "this user has no home folder for what comes from the Hub or goes there; set HF_HOME to a folder that can be written"
+NO_HOME = "this user has no home folder for what goes to the Hub or comes from it; set HF_HOME to a writable folder"
 
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
 
