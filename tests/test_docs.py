@@ -1,9 +1,14 @@
-"""What the sources say of the documentation has to be there."""
+"""What sources and pages say of the documentation has to be there."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
+import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 CITED = re.compile(r"\bspec\s+sections?\s+(\d+)(?:-(\d+))?(?:(?:,\s*\d+)*\s+and\s+(\d+))?")
@@ -26,3 +31,75 @@ def test_every_cited_section_of_the_specification_exists() -> None:
     sections = {int(n) for n in re.findall(r"^## (\d+)\. ", (ROOT / "docs/spec.md").read_text("utf-8"), re.M)}
     missing = {file: numbers - sections for file, numbers in cited.items() if numbers - sections}
     assert not missing
+
+
+def links(text: str) -> set[str]:
+    """Relative addresses that a Markdown text links to or shows, outside its code blocks."""
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", text, flags=re.M | re.S)
+    found = re.findall(r"\]\(([^)\s]+)\)", prose) + re.findall(r"(?:src|href)=\"([^\"]+)\"", prose)
+    return {address for address in found if not re.match(r"[a-z]+:", address)}
+
+
+def headings(text: str) -> set[str]:
+    """What `#` may name in a page, as GitHub makes it of the headings."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    titles = re.findall(r"^#+ (.*)$", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def dangling(page: Path) -> list[str]:
+    """Relative links of a page that lead nowhere."""
+    wrong = []
+    for address in sorted(links(page.read_text("utf-8"))):
+        path, _, part = address.partition("#")
+        target = page if not path else page.parent / path
+        if not target.is_file() or (part and part not in headings(target.read_text("utf-8"))):
+            wrong.append(address)
+    return wrong
+
+
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_and_picture_leads_somewhere(page: Path) -> None:
+    assert not dangling(page)
+
+
+def test_a_link_that_leads_nowhere_would_be_noticed(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("## A part, and more\n", encoding="utf-8")
+    page = tmp_path / "page.md"
+    page.write_text(
+        '[a](there.md) [b](there.md#a-part-and-more) ![c](gone.svg) [d](there.md#no-part) <img src="gone.png">\n'
+        "[e](https://example.org/gone) `[f](code.md)`\n```\n[g](code.md)\n```\n",
+        encoding="utf-8",
+    )
+    assert dangling(page) == ["gone.png", "gone.svg", "there.md#no-part"]
+
+
+def test_every_page_and_picture_is_linked_and_pictures_are_small() -> None:
+    linked = {
+        (page.parent / address.partition("#")[0]).resolve()
+        for page in PAGES
+        for address in links(page.read_text("utf-8"))
+    }
+    pictures = sorted(ROOT.glob("docs/img/*"))
+    assert len(pictures) > 2
+    assert {*pictures, *ROOT.glob("docs/*.md")} <= linked
+    assert all(picture.stat().st_size < 150_000 for picture in pictures)
+
+
+def test_the_curve_is_that_of_the_shipped_head() -> None:
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "bench/pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    pictures = importlib.util.module_from_spec(spec)
+    sys.modules["pictures"] = pictures  # dataclasses look their module up
+    spec.loader.exec_module(pictures)
+    found = pictures.stages((ROOT / "docs/log.md").read_text("utf-8"))
+    head = json.loads((ROOT / "src/tercel/heads/smollm2-135m/tercel.json").read_text("utf-8"))
+    held_out = head["measured"]["held_out"]
+    assert [len(stage.steps) for stage in found] == [9, 5, 5]
+    assert found[-1].steps[-1] == head["training"]["steps"]
+    assert found[-1].tau[-1] == pytest.approx(held_out["tau"], abs=5e-4)
+    assert found[-1].alpha[-1] == pytest.approx(held_out["alpha"][0], abs=5e-4)
