@@ -59,7 +59,7 @@ def test_what_is_in_the_way_is_not_replaced(tmp_path: Path) -> None:
     for name in "bcd":
         with pytest.raises(TercelError, match=f"holds a {name}.txt that tercel did not write there"):
             write(tmp_path, a="2", **{name: "2"})
-    with pytest.raises(TercelError, match="holds another thing of tercel's"):
+    with pytest.raises(TercelError, match="holds other output of tercel"):
         write(tmp_path, "head", a="2")
     (tmp_path / "a.txt").chmod(0o444)
     with pytest.raises(TercelError, match=r"a\.txt is read-only"):

@@ -93,7 +93,7 @@ def _prepare(real: Path, folder: Path, kind: str | None, shared: Sequence[str]) 
     staging, old = real / STAGING, read_manifest(real) or Manifest(kind or "head", {})
     staged = {file.name: sha256_file(file) for file in sorted(staging.iterdir())}
     if kind is not None and old.kind != kind:
-        raise TercelError(f"{folder} holds another thing of tercel's ({old.kind}); choose another folder")
+        raise TercelError(f"{folder} holds other output of tercel ({old.kind}); choose another folder")
     refuse_foreign(folder, [name for name in staged if name not in shared])
     for name in staged:
         take_over(staging / name, real / name)

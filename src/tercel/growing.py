@@ -33,7 +33,7 @@ def json_lines(path: Path) -> Iterator[JsonLine]:
                 number += 1
                 yield _line(number, line, stream)
     except OSError as error:
-        raise TercelError(f"cannot read {path}: {error.strerror or error}; give it the rights, or move it") from error
+        raise TercelError(f"cannot read {path}: {error.strerror or error}; check its rights") from error
 
 
 def _line(number: int, line: bytes, stream: IO[bytes]) -> JsonLine:
@@ -46,6 +46,6 @@ def _line(number: int, line: bytes, stream: IO[bytes]) -> JsonLine:
     try:
         return JsonLine(number, len(line), ended, parse_json(line.decode()))
     except UnicodeDecodeError as error:
-        return JsonLine(number, len(line), ended, None, f"byte {error.start + 1} is no UTF-8")
+        return JsonLine(number, len(line), ended, None, f"byte {error.start + 1} is not UTF-8")
     except UnreadableError as error:
         return JsonLine(number, len(line), ended, None, str(error))

@@ -40,7 +40,7 @@ _TOO_LONG = f"a number of more than {limits.JSON_DIGITS} digits"
 
 
 def check_json(value: Any, source: str) -> None:
-    """Raises `UnreadableError` for a value nested too deep, an enormous number, or a string that is no text.
+    """Raises `UnreadableError` for a value nested too deep, an enormous number, or a string that is not text.
 
     source: the text it was read from (or one that it is a part of), which mostly shows that there is nothing to find.
     """
@@ -57,7 +57,7 @@ def check_json(value: Any, source: str) -> None:
                 deeper += item
             elif isinstance(item, str):
                 if problem := no_text(item):
-                    raise UnreadableError(f"a string that is no text: {problem}")
+                    raise UnreadableError(f"a string that is not text: {problem}")
             elif isinstance(item, int) and abs(item) >= 10**limits.JSON_DIGITS:
                 raise UnreadableError(_TOO_LONG)
         if not deeper:
@@ -84,7 +84,7 @@ def short(value: Any) -> str:
 def check_text(text: str, what: str) -> str:
     """`text` itself. Raises `TercelError` if it cannot be written as UTF-8; `what` names it in the sentence."""
     if problem := no_text(text):
-        raise TercelError(f"{what} is no text: {problem}; remove it")
+        raise TercelError(f"{what} is not text: {problem}; remove it")
     return text
 
 
@@ -125,7 +125,7 @@ def check_readable(folder: Path) -> None:
     try:
         os.listdir(folder)
     except OSError as error:
-        raise TercelError(f"cannot read the folder {folder}: {error.strerror or error}; give it the rights") from error
+        raise TercelError(f"cannot read the folder {folder}: {error.strerror or error}; check its rights") from error
 
 
 def read_shards(index: Path) -> dict[str, str]:

@@ -64,7 +64,7 @@ def test_an_argument_that_changes_nothing_is_refused():
     with pytest.raises(TercelError, match="reads no argument x; it reads none at all"):
         with_arguments(make_tokenizer("llama3"), {"x": 1})
     for ours in ("messages", "tools", "add_generation_prompt", "tokenize", "eos_token", "strftime_now"):
-        with pytest.raises(TercelError, match=f"{ours} is not for a template argument to set"):
+        with pytest.raises(TercelError, match=f"{ours} cannot be a template argument"):
             with_arguments(tokenizer, {ours: 1})
     with pytest.raises(TercelError, match="has no chat template"):
         with_arguments(make_tokenizer("base"), {"x": 1})

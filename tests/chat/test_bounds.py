@@ -59,8 +59,8 @@ BAD_ROWS = {
     "nested calls": (row(messages=[{"role": "user", "content": "x", "tool_calls": DEEP}]), "nested more than 64 deep"),
     "digits": (f'{{"x": {LONG}}}', "a number of more than 40 digits"),
     "some digits": (f'{{"x": {LONG[:400]}}}', "a number of more than 40 digits"),
-    "surrogate": (row(source="\ud83d"), r"a string that is no text: character 1 is '\ud83d', a lone surrogate"),
-    "surrogate key": ('{"\\udc00": 1}', "a string that is no text"),
+    "surrogate": (row(source="\ud83d"), r"a string that is not text: character 1 is '\ud83d', a lone surrogate"),
+    "surrogate key": ('{"\\udc00": 1}', "a string that is not text"),
     "no JSON": ("{", "not JSON (Expecting property name enclosed in double quotes, column 2)"),
 }
 
@@ -86,19 +86,19 @@ def test_bytes_that_are_no_text_are_told_with_their_row(tmp_path: Path, form: st
     path = tmp_path / "a.json"
     path.write_bytes(good + b"\n" + bad if form == "lines" else b"[" + good + b"," + bad + b"]")
     where = "line 2" if form == "lines" else "entry 2"
-    with pytest.raises(TercelError, match=rf"{where}: the byte 0xff is no UTF-8"):
+    with pytest.raises(TercelError, match=rf"{where}: the byte 0xff is not UTF-8"):
         list(read_records(path))
     if form == "lines":
-        with pytest.raises(TercelError, match=rf"{where}: the byte 0xff is no UTF-8"):
+        with pytest.raises(TercelError, match=rf"{where}: the byte 0xff is not UTF-8"):
             load_task(str(path), [])
 
 
 def test_a_lone_surrogate_in_a_task(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "fine"}\n\n{"prompt": "\\ud800"}\n')
-    with pytest.raises(TercelError, match=r"a\.jsonl, line 3: a string that is no text"):
+    with pytest.raises(TercelError, match=r"a\.jsonl, line 3: a string that is not text"):
         load_task(str(path), [])
-    with pytest.raises(TercelError, match="no number of questions"):
+    with pytest.raises(TercelError, match="not a number of questions"):
         load_task(f"{path}:{LONG}", [])
 
 

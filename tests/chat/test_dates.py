@@ -91,7 +91,7 @@ def test_a_run_of_another_day_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as then:
         then.setattr("tercel.cli.train.rendering_moment", lambda *_: MOMENT)
         first = run(*command)
-    assert "2025-03-05 is it for all of this run" in " ".join(first.out.split())
+    assert "all of this run uses 2025-03-05" in " ".join(first.out.split())
     second = run(*command)
     assert (second.code, second.err) == (0, "")
     assert "has done all of its 2 steps" in second.out

@@ -66,12 +66,12 @@ def said(row: dict[str, Any], text: str) -> dict[str, Any]:
         (b"\n", "not JSON"),
         (b"\0" * 50 + b"\n", "not JSON"),
         (b"[" * 10_000 + b"]" * 10_000 + b"\n", "JSON nested more than 64 deep"),
-        (b'{"id": "\xe9"}\n', "byte 9 is no UTF-8"),
+        (b'{"id": "\xe9"}\n', "byte 9 is not UTF-8"),
         (b'{"id": ' + b"9" * 5000 + b"}\n", "a number of more than 40 digits"),
-        (b'{"id": "\\udc00"}\n', "a string that is no text"),
-        (b"[]\n", "[] is no conversation with an id"),
-        (b'{"messages": []}\n', "is no conversation with an id"),
-        (b'{"id": [1]}\n', "is no conversation with an id"),
+        (b'{"id": "\\udc00"}\n', "a string that is not text"),
+        (b"[]\n", "[] is not a conversation with an id"),
+        (b'{"messages": []}\n', "is not a conversation with an id"),
+        (b'{"id": [1]}\n', "is not a conversation with an id"),
         (b'{"id": "z"}\n', "'z' is none of the prompts"),
         (b'{"id": "a"}\n', "'a' is in line 1 already"),
         (b'{"id": "b"}\n', "its answer_ids are not the token ids"),
@@ -145,7 +145,7 @@ def test_a_byte_order_mark_is_refused(tmp_path: Path, left: dict[str, bytes]) ->
 def test_a_part_file_that_is_none(tmp_path: Path, target: str | None) -> None:
     part = tmp_path / "out.jsonl.part"
     part.mkdir() if target is None else part.symlink_to(target)
-    with pytest.raises(TercelError, match=r"out\.jsonl\.part is no file; move it away"):
+    with pytest.raises(TercelError, match=r"out\.jsonl\.part is not a file; move it away"):
         run(PROMPTS, Echo(), tmp_path / "out.jsonl")
 
 
@@ -174,7 +174,7 @@ def test_answers_of_two_days_are_asked_for_on_one(tmp_path: Path, monkeypatch: p
     ] * 2
     assert len(lines(out)) == report.read == 2
     assert report.rendered_at == datetime(2025, 3, 5, 6, 7, 8)
-    assert any("2025-03-05 is it for all of them" in line for line in report_lines(report, out))
+    assert any("all of them use 2025-03-05" in line for line in report_lines(report, out))
     assert json.loads((tmp_path / "out.jsonl.settings.json").read_text("utf-8"))["rendered_at"] == "2025-03-05T06:07:08"
 
 

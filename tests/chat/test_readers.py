@@ -218,7 +218,7 @@ def test_faulty_names(tmp_path: Path) -> None:
         list(read_records(tmp_path))
     binary = tmp_path / "a.jsonl"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TercelError, match=r"line 1: the byte 0xff is no UTF-8"):
+    with pytest.raises(TercelError, match=r"line 1: the byte 0xff is not UTF-8"):
         list(read_records(binary))
 
 

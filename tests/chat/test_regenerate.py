@@ -248,7 +248,7 @@ def test_a_link_is_followed_and_what_is_no_file_is_refused(tmp_path: Path) -> No
     assert (tmp_path / "link.jsonl").is_symlink()
     assert len(lines(tmp_path / "disk" / "real.jsonl")) == 1
     for name in ("-", "/dev/null"):
-        with pytest.raises(TercelError, match="is no file"):
+        with pytest.raises(TercelError, match="is not a file"):
             run([asks("a", "x")], Echo(), Path(name))
 
 

@@ -73,7 +73,7 @@ def test_interrupted_regeneration_goes_on(tmp_path: Path, world: World, monkeypa
         patch.setattr(EngineResponder, "poll", stopped)
         ended = run(*asked, str(cut))
     assert (ended.code, cut.exists()) == (130, False)
-    assert "the same command again goes on" in ended.err
+    assert "the same command resumes" in ended.err
     done = len((tmp_path / "cut.jsonl.part").read_text("utf-8").splitlines())
     assert 0 < done < 20
     again = run(*asked, str(cut))
@@ -95,11 +95,11 @@ def test_interrupted_training_goes_on(tmp_path: Path, world: World, monkeypatch:
         patch.setattr(TrainProgress, "stepped", stopped)
         ended = run(*command)
     assert ended.code == 130
-    assert "the same command again goes on" in ended.err
+    assert "the same command resumes" in ended.err
     assert not (out / "model.safetensors").exists()
     again = run(*command)
     assert again.code == 0
-    assert "going on after step 3" in again.out
+    assert "resuming after step 3" in again.out
     assert (out / "model.safetensors").read_bytes() == (Path(world.head) / "model.safetensors").read_bytes()
     assert "steps already" in run(*command).out
 

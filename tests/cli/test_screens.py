@@ -86,7 +86,7 @@ def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path, world: World, m
         assert "the same command again goes on" in stderr.getvalue()
     again = run(*command)
     assert again.code == 0, again.err
-    assert "going on after step 2 of" in again.out
+    assert "resuming after step 2 of" in again.out
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["train", "--help"], ["inspect"]], ids=" ".join)

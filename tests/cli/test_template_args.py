@@ -49,7 +49,7 @@ def test_from_prompts_to_a_head_and_what_doctor_says_of_it(tmp_path: Path, targe
     assert "steps already" in run(*train, "--config", str(settings), *GIVEN).out
 
     told = run("doctor", target, str(head), *GIVEN)
-    assert "trained with this very template" in " ".join(told.out.split())
+    assert "trained with exactly this template" in " ".join(told.out.split())
     without = run("doctor", target, str(head))
     assert without.code == 1
     assert '{"style": "in the rain"}, and here prompts are rendered otherwise' in " ".join(without.out.split())

@@ -219,7 +219,7 @@ def test_context_longer_than_the_head_allows(tmp_path: Path, world: World) -> No
     change_json(head / "tercel.json", "head", "max_position_embeddings", value=64)
     ended = ask(world.target, head, "--max-new-tokens", "100")
     assert ended.out == ask(world.target, head, "--max-new-tokens", "100", "--draft", "none").out
-    assert ended.err == "note: the draft head has 64 positions; past them the text went on without drafts\n"
+    assert ended.err == "note: the draft head has 64 positions; the text beyond them has no drafts\n"
     assert ask(world.target, head).err == ""
     tasks = ["--tasks", f"{world.prompts}:2", "--max-new-tokens", "80", *EXACT]
     for verb in (["bench", "--methods", "vanilla,eagle3"], ["verify", "--check", "greedy"]):

@@ -205,7 +205,7 @@ def test_an_answer_ends_wherever_anyone_says_it_does():
     assert apart.eos_token_ids == (8, 9, 1, IM_END)
     (note,) = adopt(apart).notes
     assert note == (
-        "the generation config ends an answer at '%'; here it ends also at '<pad>' (the tokenizer), '<|im_end|>' "
+        "the generation config ends an answer at '%'; here it also ends at '<pad>' (the tokenizer), '<|im_end|>' "
         "(the chat template), '&' (the model's config)"
     )
     base = ending("<|im_end|>", None, None, None)  # no template

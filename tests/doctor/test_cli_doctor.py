@@ -99,7 +99,7 @@ def test_wrong_input(world: World, folder: Path, tmp_path: Path) -> None:
     target = str(world.folder)
     refused(run("doctor", target, str(tmp_path / "none")), "there is no head", "none")
     refused(run("doctor", target, str(folder), "--tasks", "demo:2"), "--url")
-    refused(run("doctor", target, str(folder), "--url", "localhost:8000"), "no address of a server")
+    refused(run("doctor", target, str(folder), "--url", "localhost:8000"), "not the address of a server")
     for url in ("http://höst:8000", "http://[::1", "http://host:99999", "http://me:secret@host", "http://a..b"):
         refused(run("doctor", target, str(folder), "--url", url), "address of a server")
     refused(run("doctor", target, str(folder), "--url", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9")

@@ -177,7 +177,7 @@ class Boasting(FakeLlama):
 
 
 def test_a_depth_that_cannot_be_is_not_simulated(world: World) -> None:
-    with pytest.raises(TercelError, match="tells 1000000000 as the depth of its drafts, which cannot be"):
+    with pytest.raises(TercelError, match="reports 1000000000 as the depth of its drafts, which is impossible"):
         asked(world, Boasting, world.decoded(world.head), metrics=True)
 
 

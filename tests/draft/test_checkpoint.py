@@ -108,8 +108,8 @@ def part(**values: Any):
 
 
 DAMAGE = [
-    (truncate, "model.safetensors is truncated or no safetensors file"),
-    (lambda f: (f / "model.safetensors").write_bytes(b""), "is truncated or no safetensors file"),
+    (truncate, "model.safetensors is truncated or not safetensors"),
+    (lambda f: (f / "model.safetensors").write_bytes(b""), "is truncated or not safetensors"),
     (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors"),
     (lambda f: edit_tensors(f, spoil), "fc.weight in .* holds NaN or infinite numbers"),
     (

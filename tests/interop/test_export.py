@@ -290,7 +290,7 @@ def test_heads_and_other_folders_are_never_overwritten(tmp_path: Path) -> None:
             export(draft(), "vllm", out, overwrite=True)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
     export(draft(), "vllm", tmp_path / "export")
-    with pytest.raises(TercelError, match=r"holds another thing of tercel's \(export\)"):
+    with pytest.raises(TercelError, match=r"holds other output of tercel \(export\)"):
         save_head(draft(), tmp_path / "export")
 
 

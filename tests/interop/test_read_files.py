@@ -118,8 +118,8 @@ def index(weight_map: object):
 
 
 DAMAGE = [
-    (truncated, "model.safetensors is truncated or no safetensors file"),
-    (lambda f: (f / "model.safetensors").write_bytes(b""), "is truncated or no safetensors file"),
+    (truncated, "model.safetensors is truncated or not safetensors"),
+    (lambda f: (f / "model.safetensors").write_bytes(b""), "is truncated or not safetensors"),
     (lambda f: (f / "model.safetensors").unlink(), "has neither model.safetensors nor pytorch_model.bin"),
     (lambda f: (f / "config.json").unlink(), "has no config.json, so it is unknown what its weights are"),
     (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read as JSON"),
@@ -127,8 +127,8 @@ DAMAGE = [
     (lambda f: (f / "config.json").write_text("[]"), "holds a list, not an object"),
     (cut_pickle, "pytorch_model.bin is (truncated|damaged)"),
     (pickled([torch.ones(2)]), "holds a list, but a head's file maps names to tensors"),
-    (pickled({"epoch": 3, "fc.weight": torch.ones(2)}), "holds an entry 'epoch' that is no tensor"),
-    (pickled({3: torch.ones(2)}), "holds an entry under a int that is no tensor"),
+    (pickled({"epoch": 3, "fc.weight": torch.ones(2)}), "holds an entry 'epoch' that is not a tensor"),
+    (pickled({3: torch.ones(2)}), "holds an entry under a int that is not a tensor"),
     (pickled({"fc.weight": torch.eye(3).to_sparse()}), "fc.weight in .* is a sparse or quantised tensor"),
     (index(None), "has no weight_map from tensors to files"),
     (index({"fc.weight": 3}), "has no weight_map from tensors to files"),

@@ -44,7 +44,7 @@ CONFIGS = [
     ({"hidden_size": 24}, "fc.weight in .* has 16 rows, but .* says hidden_size 24"),
     ({"hidden_size": None}, "config.json has no hidden_size"),
     ({"hidden_size": True}, "hidden_size in .* must be a whole number"),
-    ({"target_hidden_size": 20}, "takes 48 columns, which is no multiple of the target's width 20"),
+    ({"target_hidden_size": 20}, "takes 48 columns, which is not a multiple of the target's width 20"),
     ({"target_hidden_size": 24}, "takes 48 = 2 x 24 columns, but .* lists no layers, which means three"),
     ({"intermediate_size": 32}, r"mlp.\w+_proj.weight in .* but the head's sizes ask for .*config and weights are of"),
     ({"num_attention_heads": 8}, "q_proj.weight in .* but the head's sizes ask for"),
@@ -190,7 +190,7 @@ def test_a_narrower_head_needs_embeddings(tmp_path):
 
 def test_forgotten_target_width(tmp_path):
     folder = write_sglang(tiny_draft(hidden_size=32), tmp_path / "head", target_hidden_size=None)
-    reading(folder, "takes 48 columns, which is no multiple of the target's width 32 .hidden_size in .*is target_hid")
+    reading(folder, "takes 48 columns, which is not a multiple of the target's width 32 .hidden_size in .*is target_hi")
 
 
 def test_speculators_of_other_kinds(tmp_path):

@@ -97,6 +97,6 @@ def test_wrong_input_is_refused() -> None:
         ratio_of_totals([1.0], [0.0])
     with pytest.raises(TercelError, match="denominator of 0"):
         mean_of_ratios([1.0, 1.0], [0.0, 1.0])
-    with pytest.raises(TercelError, match="no proportion"):
+    with pytest.raises(TercelError, match="not a proportion"):
         proportion(3, 2)
     assert Interval(1.0, 0.5, 2.0).ci95 == [0.5, 2.0]

@@ -100,8 +100,8 @@ def test_several_tasks(data: Path) -> None:
     [
         ("sum", r"no task sum in .* \(found: demo, far, sums, talk\); did you mean sums"),
         ("none.jsonl", "no task file none.jsonl"),
-        ("sums:x", "'x' is no number"),
-        ("sums:0", "'0' is no number"),
+        ("sums:x", "'x' is not a number"),
+        ("sums:0", "'0' is not a number"),
         ("sums:11", "has 10 questions, not the 11"),
         ("sums,sums:2", "named twice"),
         (" , ", "no task is named"),
@@ -134,7 +134,7 @@ def test_empty_and_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TercelError, match="holds no question"):
         load_task(str(write(tmp_path / "empty.jsonl", "")), [])
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TercelError, match="line 1: the byte 0xff is no UTF-8"):
+    with pytest.raises(TercelError, match="line 1: the byte 0xff is not UTF-8"):
         load_task(str(tmp_path / "bytes.jsonl"), [])
 
 

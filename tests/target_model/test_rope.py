@@ -139,7 +139,7 @@ def test_dynamic_ntk_ends_where_its_frequencies_would_change():
     draft = random_draft(target)
     assert texts(target, Vanilla(), [prompt]) == [truth]
     assert texts(target, Eagle3(draft, target, TreeShape(5, 8, 30)), [prompt, text(20)], 2)[0] == truth
-    with pytest.raises(TercelError, match=r"takes 64 with the answer, since its RoPE turns all earlier tokens anew"):
+    with pytest.raises(TercelError, match=r"takes 64 with the answer, because beyond that its RoPE rotates all"):
         texts(target, Vanilla(), [text(64)])
 
 

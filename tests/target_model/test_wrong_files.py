@@ -229,7 +229,7 @@ GGUF_BOMBS = {
     "offset": (header(tensor(1, offset=2**50), tensors=1, settings=0), "a tensor claims more than the file holds"),
     "type": (header(tensor(1, kind=999), tensors=1, settings=0), "unknown type 999"),
     "value's type": (header(text(b"a"), struct.pack("<I", 77)), "a setting has the unknown type 77"),
-    "alignment": (header(text(b"general.alignment"), struct.pack("<II", UINT32, 0)), "alignment is no power of two"),
+    "alignment": (header(text(b"general.alignment"), struct.pack("<II", UINT32, 0)), "alignment is not a power of two"),
     "version": (b"GGUF" + struct.pack("<IQQ", 9, 0, 0), "it has version 9"),
     "magic": (b"hello, this is text and long enough", "does not begin as one"),
     "empty": (b"", "cut off within its header"),

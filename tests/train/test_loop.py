@@ -266,7 +266,7 @@ def flip(path: Path) -> None:
 def test_a_damaged_state_is_told(tmp_path, damage):
     run(tmp_path / "r", stop_after=1)
     damage(RunFolder(tmp_path / "r").state)
-    with pytest.raises(TercelError, match=r"state.pt is missing or damaged.*begin anew with --overwrite"):
+    with pytest.raises(TercelError, match=r"state.pt is missing or damaged.*start over with --overwrite"):
         run(tmp_path / "r")
     assert load_state(tmp_path, "key") is None
 

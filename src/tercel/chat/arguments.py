@@ -66,7 +66,7 @@ def with_arguments(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, A
     known = template_variables(plain)
     for name in arguments:
         if name in OURS or name in tokenizer.special_tokens_map:
-            raise TercelError(f"{name} is not for a template argument to set; tercel gives it to every template itself")
+            raise TercelError(f"{name} cannot be a template argument; tercel gives it to every template itself")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it reads {', '.join(sorted(known)) or 'none at all'}"

@@ -97,4 +97,4 @@ def text_blocks(path: Path) -> Iterator[str]:
 
 
 def _bad_byte(error: UnicodeDecodeError) -> str:
-    return f"the byte {error.object[error.start]:#04x} is no UTF-8"
+    return f"the byte {error.object[error.start]:#04x} is not UTF-8"

@@ -151,7 +151,7 @@ def read_eval_prompts(files: Sequence[str | Path]) -> list[EvalPrompt]:
                 if len(message.content) > limits.TEXT_CHARACTERS:
                     raise TercelError(
                         f"{name}: turn {turn} of {conversation.id} has more than {limits.TEXT_CHARACTERS:,} "
-                        "characters, as no question has; remove it"
+                        "characters, which no question has; remove it"
                     )
                 prompts.append(EvalPrompt(f"{Path(name).name}:{conversation.id}, turn {turn}", message.content))
     return prompts

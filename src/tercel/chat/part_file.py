@@ -41,10 +41,10 @@ def claim(
     mine = {**settings, "prompts": len(conversations), "prompts_sha256": digest.hexdigest()}
     mine[dates.RECORD] = moment and moment.isoformat(timespec="seconds")
     if os.path.lexists(part) and not part.is_file():
-        raise TercelError(f"{part} is no file; move it away, or choose another output")
+        raise TercelError(f"{part} is not a file; move it away, or choose another output")
     theirs = _read_settings(sidecar)
     if theirs is None and part.exists() and part.stat().st_size:
-        raise TercelError(f"{part} has no {sidecar.name} beside it; remove it to start anew")
+        raise TercelError(f"{part} has no {sidecar.name} beside it; remove it to start over")
     if theirs is None or not _has_a_line(part):  # settings of a run without an answer bind nobody
         write_json(sidecar, mine)
         return moment
@@ -54,7 +54,7 @@ def claim(
     for name, value in mine.items():
         if theirs.get(name) != value:
             raise TercelError(
-                f"{part} was begun with {name} {short(theirs.get(name))}, not {short(value)}; go on with those "
+                f"{part} was begun with {name} {short(theirs.get(name))}, not {short(value)}; continue with those "
                 "settings, remove it, or choose another output"
             )
     return began
@@ -64,7 +64,7 @@ def _read_settings(sidecar: Path) -> dict[str, Any] | None:
     """What an earlier run wrote; None if there is no file. Raises `TercelError` if it is somebody else's."""
     if not os.path.lexists(sidecar):
         return None
-    settings = read_json(sidecar, "move it away to start anew")
+    settings = read_json(sidecar, "move it away to start over")
     if "prompts_sha256" not in settings:
         raise TercelError(f"{sidecar} does not hold the settings of an earlier run; move it away")
     return settings
@@ -125,7 +125,7 @@ def _line_problem(
     row: Any, sources: dict[str, Conversation], places: dict[str, int], text_of: Callable[[Sequence[int]], str]
 ) -> str:
     if not isinstance(row, dict) or not isinstance(row.get("id"), str):
-        return f"{short(row)} is no conversation with an id"
+        return f"{short(row)} is not a conversation with an id"
     if row["id"] in places:
         return f"{short(row['id'])} is in line {places[row['id']]} already"
     if row["id"] not in sources:
@@ -151,4 +151,4 @@ def append_line(out: IO[str], row: dict[str, Any]) -> None:
         out.flush()
     except OSError as error:
         reason = error.strerror or error
-        raise TercelError(f"writing {out.name} failed: {reason}; free space, then run again to go on") from error
+        raise TercelError(f"writing {out.name} failed: {reason}; free space, then run again to resume") from error

@@ -123,7 +123,7 @@ def regenerate(
     if in_flight < 1:
         raise TercelError(f"at least 1 conversation must be in flight, got {in_flight}")
     if is_stream(out_path):
-        raise TercelError(f"{out_path} is no file, and answers are kept in one to go on from; give another --out")
+        raise TercelError(f"{out_path} is not a file, and a run resumes from one; give another --out")
     out = Path(os.path.realpath(out_path))  # a link stays, and what it points to is written
     conversations = _with_unique_ids(prompts)
     if not conversations:
@@ -200,7 +200,7 @@ class _Job:
             if not answers:
                 raise TercelError(
                     f"the responder returned nothing with {len(self.running)} conversations unanswered; "
-                    "the part file keeps what is done, run again to go on"
+                    "the part file keeps what is done; run again to resume"
                 )
             for answer in answers:
                 self._take(answer)

@@ -180,11 +180,11 @@ def _unbounded(source: str) -> str | None:
     try:
         for _, kind, value in Environment().lex(source):
             if kind == "operator" and value == "**":
-                return "it raises a number to a power, as no template for chat does"
+                return "it raises a number to a power, which no chat template does"
             if kind == "integer" and (len(value) > 9 or int(value) > limits.TEMPLATE_NUMBER):
-                return f"it holds the number {value[:20]}, as no template for chat does"
+                return f"it holds the number {value[:20]}, which no chat template does"
             if kind == "string" and _WIDE_FIELD.search(value):
-                return f"it formats a field as wide as {value[:20]!r}, as no template for chat does"
+                return f"it formats a field as wide as {value[:20]!r}, which no chat template does"
     except (TemplateError, ValueError):
         return None  # rendering tells it better
     return None

@@ -53,7 +53,7 @@ def command(
     tasks: TaskList = "demo",
     data_dir: DataDirs = None,
     methods: Annotated[str, typer.Option(help="What is compared; vanilla is always needed.")] = ",".join(METHODS),
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per answer.")] = 128,
     temperature: Temperature = None,
     sample: Sample = False,
     seed: Annotated[int, typer.Option(help="Makes sampling repeatable.")] = 0,
@@ -211,7 +211,7 @@ def notes(report: BenchReport) -> list[str]:
     if report.dtype != "float32" and min(shares, default=1.0) < 1.0:
         lines.append(
             f"In {report.dtype} a block of tokens rounds differently from single ones, so near ties may fall the "
-            "other way and texts part, those of stock generation too; in float32 they are identical, and "
+            "other way and texts diverge, with stock generation too; in float32 they are identical, and "
             "`tercel verify` tells rounding from error."
         )
     return lines

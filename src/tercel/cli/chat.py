@@ -41,7 +41,7 @@ def command(
     asked = sampling.asked()
     loaded = open_target(target, model)
     if not loaded.tokenizer.chat_template:
-        raise TercelError(f"{target} has no chat template; `tercel generate --raw` goes on with a text")
+        raise TercelError(f"{target} has no chat template; `tercel generate --raw` continues a text")
     from tercel.decode.engine import Engine
 
     params = open_sampling(asked, loaded)

@@ -53,7 +53,7 @@ def show(
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
     accept_licence: Annotated[
-        bool, typer.Option("--accept-licence", help="Fetch a built-in target whose licence asks for it.")
+        bool, typer.Option("--accept-licence", help="Accept the licence of a built-in target that asks for it.")
     ] = False,
     template_arg: TemplateArgs = None,
 ) -> None:

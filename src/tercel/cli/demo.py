@@ -45,7 +45,7 @@ def command(
     ] = TARGET,
     head: HeadName = None,
     questions: Annotated[int, typer.Option(min=1, help="Questions of the benchmark.")] = 6,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Maximum tokens per answer.")] = 64,
     out: Annotated[Path, typer.Option(metavar="DIR", parser=user_path, help="Where the results go.")] = Path(
         "out/demo"
     ),

@@ -54,7 +54,7 @@ def command(
         ),
     ] = None,
     data_dir: DataDirs = None,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Maximum tokens per answer.")] = 64,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer of the server.")] = 120.0,
     layer_ids: LayerIdsOption = LayerIds.auto,
     json_file: JsonFile = None,

@@ -40,12 +40,12 @@ def command(
             metavar="FILE",
             parser=user_path,
             help="Read the question from a UTF-8 text. Of this and of standard input, a byte order mark and one line "
-            "end at the very end, which editors add, are no part of the question.",
+            "end at the very end, which editors add, are not part of the question.",
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message before it.")] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Go on with the text as it stands, without a chat template.")
+        bool, typer.Option("--raw", help="Continue the text as it stands, without a chat template.")
     ] = False,
     show: Annotated[bool, typer.Option("--show", help="Colour accepted drafts, and print rate and τ.")] = False,
     json_file: JsonFile = None,
@@ -122,6 +122,6 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, text: str, system: str | N
             raise TercelError("--system needs the chat template that --raw leaves out; give one of them")
         return list(tokenize(tokenizer, text, special_tokens=True)["input_ids"])
     if not tokenizer.chat_template:
-        raise TercelError(f"{tokenizer.name_or_path} has no chat template; give --raw to go on with the text itself")
+        raise TercelError(f"{tokenizer.name_or_path} has no chat template; give --raw to continue the text itself")
     first = [] if system is None else [Message("system", system)]
     return serving_prompt(tokenizer, [*first, Message("user", text)])

@@ -35,7 +35,7 @@ def command(
         typer.Option(
             metavar="TARGET",
             parser=user_name,
-            help="The target beside which to explain it.",
+            help="The target to check it against.",
             show_default=False,
         ),
     ] = None,

@@ -116,5 +116,5 @@ def say_where_drafts_ended(*proposers: Proposer) -> None:
 
     for proposer in proposers:
         if isinstance(proposer, Eagle3) and proposer.limited:
-            say(f"note: the draft head has {proposer.positions:,} positions; past them the text went on without drafts")
+            say(f"note: the draft head has {proposer.positions:,} positions; the text beyond them has no drafts")
             return

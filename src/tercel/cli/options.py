@@ -41,7 +41,7 @@ JsonFile = Annotated[
         "--json",
         metavar="FILE",
         parser=user_path,
-        help="Write the result there as JSON; with - it is standard output's, and all else goes to standard error.",
+        help="Write the result there as JSON; - means standard output, and all else then goes to standard error.",
         show_default=False,
     ),
 ]
@@ -89,7 +89,7 @@ class LayerIds(StrEnum):
 
 LayerIdsOption = Annotated[
     LayerIds,
-    typer.Option(help="What layer ids in files of other makers mean; auto asks the files.", rich_help_panel=_DRAFT),
+    typer.Option(help="What layer ids mean in files of other trainers; auto asks the files.", rich_help_panel=_DRAFT),
 ]
 
 
@@ -112,8 +112,8 @@ class ModelOptions:
     dtype: Annotated[
         Dtype | None,
         typer.Option(
-            help="What the models compute in.",
-            show_default="bfloat16 where the machine computes in it",
+            help="Data type the models compute in.",
+            show_default="bfloat16 where the machine supports it",
             rich_help_panel=_MODEL,
         ),
     ] = None
@@ -129,7 +129,7 @@ class ModelOptions:
         bool,
         typer.Option(
             "--accept-licence",
-            help="Fetch a built-in target whose licence asks for it.",
+            help="Accept the licence of a built-in target that asks for it.",
             rich_help_panel=_MODEL,
         ),
     ] = False
@@ -149,7 +149,7 @@ class DraftOptions:
             min=1,
             max=limits.DRAFT_DEPTH,
             help="Tokens drafted one after another.",
-            show_default="of a tree 3 on a CPU, else 8; of a chain 4",
+            show_default="tree: 3 on a CPU, else 8; chain: 4",
             rich_help_panel=_DRAFT,
         ),
     ] = None
@@ -158,7 +158,7 @@ class DraftOptions:
         typer.Option(
             min=1,
             max=limits.DRAFT_TOP_K,
-            help="Branches of a node, nodes of a level.",
+            help="Children of a node, and nodes kept at a level.",
             show_default="6 on a CPU, else 10",
             rich_help_panel=_DRAFT,
         ),
@@ -178,7 +178,7 @@ class DraftOptions:
         bool,
         typer.Option(
             "--force-head",
-            help="Take a head trained for other weights of this shape.",
+            help="Accept a head trained for other weights of the same shape.",
             rich_help_panel=_DRAFT,
         ),
     ] = False
@@ -212,7 +212,7 @@ class SamplingOptions:
     """How tokens are picked and where an answer ends."""
 
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of an answer at most.", rich_help_panel=_SAMPLING)
+        int, typer.Option(min=1, help="Maximum tokens per answer.", rich_help_panel=_SAMPLING)
     ] = 256
     temperature: Temperature = None
     sample: Sample = False

@@ -17,7 +17,7 @@ def user_path(typed: str | Path) -> Path:
     """
     text = str(typed)
     if "\0" in text:
-        raise TercelError(f"{text!r} holds a NUL character and can be no path; give another")
+        raise TercelError(f"{text!r} holds a NUL character, so it cannot be a path; give another")
     expanded = os.path.expanduser(text)
     if expanded.startswith("~"):
         raise TercelError(f"no home is known for the first part of {text}; write the path out, or ./~… for a file here")

@@ -43,7 +43,7 @@ def command(
     temperature: Temperature = None,
     sample: Sample = False,
     seed: Annotated[int, typer.Option(help="Makes sampled answers repeatable.")] = 0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per answer.")] = 512,
     in_flight: Annotated[int, typer.Option(min=1, max=limits.SLOTS, help="Conversations answered at a time.")] = 32,
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many prompts.")] = None,
     generation_config: FollowConfig = True,
@@ -95,7 +95,7 @@ def command(
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"stopped; {out}.part keeps the answers, and the same command again goes on with it"
+                f"stopped; {out}.part keeps the answers; the same command resumes"
             ) from None
     for line in report_lines(report, out):
         console.print_line(line)
@@ -132,6 +132,6 @@ def report_lines(report: RegenerateReport, out: Path) -> list[str]:
     lines += [f"{count} × {reason}" for reason, count in report.reasons.items()]
     cut = f", {report.cut} of them cut at the token limit" if report.cut else ""
     if report.rendered_at is not None:
-        lines.append(f"the chat template writes the date, and {report.rendered_at:%Y-%m-%d} is it for all of them")
+        lines.append(f"the chat template writes the date; all of them use {report.rendered_at:%Y-%m-%d}")
     lines.append(f"{report.turns:,} answers of {report.tokens:,} tokens{cut}, in {out}")
     return lines

@@ -28,7 +28,7 @@ class ServingEngine(StrEnum):
 
 def command(
     head: OnlyHead,
-    engine: Annotated[ServingEngine, typer.Option(help="What shall serve.", show_default=False)],
+    engine: Annotated[ServingEngine, typer.Option(help="The engine that will serve.", show_default=False)],
     target: Annotated[
         str | None,
         typer.Option(
@@ -51,7 +51,7 @@ def command(
             show_default="all that are drafted",
         ),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="What the engine computes in.")] = Dtype.bfloat16,
+    dtype: Annotated[Dtype, typer.Option(help="Data type the engine computes in.")] = Dtype.bfloat16,
     layer_ids: LayerIdsOption = LayerIds.auto,
     json_file: JsonFile = None,
 ) -> None:

@@ -70,9 +70,9 @@ def command(
             metavar="DIR", parser=user_path, help="Keep the target's features there for later epochs and runs."
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew, in place of the run in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start over, replacing the run in --out.")] = False,
 ) -> None:
-    """Train a draft head; the same command again goes on where a stopped run left off."""
+    """Train a draft head; the same command resumes a stopped run."""
     from tercel.chat import OverlapIndex, load_chats, read_eval_prompts
     from tercel.chat.dates import as_of
     from tercel.train.loop import train
@@ -87,7 +87,7 @@ def command(
     )
     console.print(counts_table(report))
     if moment is not None:
-        console.print_line(f"note: the chat template writes the date, and {moment:%Y-%m-%d} is it for all of this run")
+        console.print_line(f"note: the chat template writes the date; all of this run uses {moment:%Y-%m-%d}")
     for note in report.notes:
         console.print_line(f"note: {note}")
     with TrainProgress(console, out) as progress:
@@ -106,7 +106,7 @@ def command(
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"stopped; {out} keeps the run, and the same command again goes on with it"
+                f"stopped; {out} keeps the run; the same command resumes it"
             ) from None
     progress.draw_curves()
     print_summary(console, summary, target)

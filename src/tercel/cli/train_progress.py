@@ -50,7 +50,7 @@ class TrainProgress:
         if step == steps:
             self._print(f"the run in {self._out} has done all of its {steps} steps already")
         elif step:
-            self._print(f"going on after step {step} of {steps}, where the run in {self._out} was stopped")
+            self._print(f"resuming after step {step} of {steps}, where the run in {self._out} stopped")
         self._task = self._progress.add_task("training", total=steps, completed=step, shown="")
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:

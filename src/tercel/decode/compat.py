@@ -72,5 +72,5 @@ def check_fits(model: DraftModel, target: Target, *, force: bool = False) -> Non
     if not target.is_recorded_as(identity.weights) and not force:
         raise TercelError(
             f"{where} was trained for {identity.name}, whose weights or settings are not those of {name}; acceptance "
-            "may be poor, so give the right target, or --force-head to take it all the same"
+            "may be poor, so give the right target, or --force-head to use it anyway"
         )

@@ -106,7 +106,7 @@ def _spelled(stop: Collection[str], tokenizer: PreTrainedTokenizerBase) -> list[
         inside = [text for text in specials if text in string and string not in specials]
         if inside:
             raise TercelError(
-                f"stop string {string!r} holds the special token {inside[0]!r}, which is no part of an answer's text; "
+                f"stop string {string!r} holds the special token {inside[0]!r}, which is not part of an answer's text; "
                 "give that token as a stop string of its own"
             )
     return [tokenizer.get_vocab()[string] for string in stop if string in specials]

@@ -106,7 +106,7 @@ def verify_sampled_drafts(
             if not q_token > 0:
                 raise TercelError(
                     f"node {child} of the draft tree holds token {token}, which has probability {q_token} "
-                    "under the distribution it is said to be drawn from; pass the distribution really used, "
+                    "under the distribution it is said to have been drawn from; pass the distribution really used, "
                     "and draw siblings without replacement"
                 )
             if stream.uniform(history.position, lane) * q_token < p_token:  # accept with min(1, p/q)

@@ -17,23 +17,23 @@ def parse_address(text: str) -> httpx2.URL:
     """The address, without a trailing `/v1`. Raises `TercelError` unless it is one of http or https, in ASCII."""
     if not _CHARACTERS.fullmatch(text):
         raise TercelError(
-            f"{text!r} is no address of a server: it has blanks or characters outside ASCII; write the host as its "
-            "xn-- name and the path percent-encoded"
+            f"{text!r} is not the address of a server: it has blanks or characters outside ASCII; write the host as "
+            "its xn-- name and the path percent-encoded"
         )
     if "@" in text:
         raise TercelError("the address of a server must not hold a user name or a password; none is sent to it")
     if "?" in text or "#" in text:
-        raise TercelError(f"{text!r} is no address of a server but one of a page; give it without what follows ? or #")
+        raise TercelError(f"{text!r} is not the address of a server but of a page; leave out what follows ? or #")
     try:
         url = httpx2.URL(text.rstrip("/").removesuffix("/v1"))
         host = url.raw_host.decode("ascii")
         host.encode("idna")  # what the resolver will do with it
     except (httpx2.InvalidURL, UnicodeError) as error:
-        raise TercelError(f"{text!r} is no address of a server ({error}); {_EXAMPLE}") from error
+        raise TercelError(f"{text!r} is not the address of a server ({error}); {_EXAMPLE}") from error
     if url.scheme not in ("http", "https") or not host:
-        raise TercelError(f"{text!r} is no address of a server; {_EXAMPLE}")
+        raise TercelError(f"{text!r} is not the address of a server; {_EXAMPLE}")
     if url.port is not None and not 0 < url.port < 1 << 16:
-        raise TercelError(f"{text!r} is no address of a server: there is no port {url.port}; {_EXAMPLE}")
+        raise TercelError(f"{text!r} is not the address of a server: there is no port {url.port}; {_EXAMPLE}")
     return url
 
 

@@ -64,7 +64,7 @@ def as_loaded(report: CheckUp, model: DraftModel, target: Target, engine: str) -
     finding = Finding(f"loaded by {engine}", "ok", "the engine's loader reads the folder as it is meant")
     if doubt is not None:
         advice = f"serve a folder that `tercel export HEAD --to {engine}` wrote, not this one"
-        finding = Finding(f"loaded by {engine}", "warning", f"as the folder lies there, {doubt}", advice)
+        finding = Finding(f"loaded by {engine}", "warning", f"as the folder stands, {doubt}", advice)
     return replace(report, findings=(*report.findings, finding))
 
 
@@ -74,7 +74,7 @@ def without_comparison(report: CheckUp) -> CheckUp:
         "server acceptance",
         "note",
         "the head does not fit the target, so the server was not asked anything",
-        "mend what is named above first",
+        "fix what is named above first",
     )
     return replace(report, findings=(*report.findings, finding))
 

@@ -138,7 +138,7 @@ def position_findings(model: DraftModel, target: Target, files: HeadFiles) -> It
         yield Finding(
             check,
             "problem",
-            f"the head declares {limit} positions, but its target goes on to {target.context_length}; "
+            f"the head declares {limit} positions, but its target takes {target.context_length}; "
             "engines crash or slow down beyond",
             f"serve with at most {limit} tokens (--max-model-len {limit}), or declare the target's limit",
         )
@@ -183,7 +183,7 @@ def identity_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
             "expect lower acceptance, or train it further on this target's answers (--start-from)",
         )
     else:
-        yield Finding("weights", "ok", f"the very weights that the head was trained for ({identity.name})")
+        yield Finding("weights", "ok", f"exactly the weights that the head was trained for ({identity.name})")
 
 
 def _contradiction(check: str, engines: str, own: str) -> Finding:

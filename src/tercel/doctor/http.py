@@ -88,7 +88,7 @@ class Http:
 
     def _no_proxy(self, error: Exception) -> TercelError:
         return TercelError(
-            f"the proxy on the way to {self.base} cannot be used ({error}); mend http_proxy, https_proxy or all_proxy, "
+            f"the proxy on the way to {self.base} cannot be used ({error}); fix http_proxy, https_proxy or all_proxy, "
             "or add the host to no_proxy"
         )
 

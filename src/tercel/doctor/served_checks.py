@@ -97,7 +97,7 @@ def text_finding(target: Target, pairs: Sequence[Pair]) -> Finding:
     return Finding(
         "server text",
         "note",
-        f"{len(places)} of {len(pairs)} answers part from ours, the first at token {min(places) + 1}",
+        f"{len(places)} of {len(pairs)} answers differ from ours, the first at token {min(places) + 1}",
         "near ties fall differently in another precision; compare in float32 on both sides to be sure",
     )
 
@@ -168,7 +168,7 @@ def acceptance_finding(
     guess = "none of the known misreadings explains it"
     if nothing:
         likewise = f", or with {best.setting}" if best is not None and best.explains else ""
-        guess = f"hardly any draft is right, as with weights left random for want of a tensor's name{likewise}"
+        guess = f"hardly any draft is right, as with weights left random over a tensor's wrong name{likewise}"
     return Finding(
         name,
         "problem",

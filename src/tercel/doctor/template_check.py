@@ -93,7 +93,7 @@ def _recorded(tokenizer: PreTrainedTokenizerBase, recorded: TemplateRecord | Non
     if (other := _other_arguments(tokenizer, recorded, now)) is not None:
         return other
     if recorded.source == now.source:
-        return Finding(name, "ok", "the head was trained with this very template")
+        return Finding(name, "ok", "the head was trained with exactly this template")
     if recorded.rendered == now.rendered:
         return Finding(
             name,

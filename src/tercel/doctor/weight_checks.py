@@ -158,7 +158,7 @@ def quantisation_findings(target: Target, files: HeadFiles) -> Iterator[Finding]
             "quantised target",
             "note",
             f"{target.source.name} was dequantised from a GGUF file",
-            "serve these very weights: those that it was quantised from give other features",
+            "serve exactly these weights: those that it was quantised from give other features",
         )
     else:
         yield Finding("quantised target", "ok", "the target is not quantised")

@@ -117,7 +117,7 @@ class HeadConfig:
     def _check_feature_layers(self) -> None:
         depth = self.target_num_layers
         if len(self.feature_layers) > limits.FEATURE_LAYERS:
-            raise TercelError(f"a head of {len(self.feature_layers)} feature layers is no head; fetch it again")
+            raise TercelError(f"a head of {len(self.feature_layers)} feature layers cannot be built; fetch it again")
         if depth is not None and not self.feature_layers:
             raise TercelError("a head needs at least one feature layer")
         wrong = [i for i in self.feature_layers if type(i) is not int or i < 0 or (depth is not None and i >= depth)]

@@ -82,7 +82,7 @@ def build_head(
         head = new_head(config)
         usable = all(bool(torch.isfinite(buffer).all()) for buffer in head.buffers())
     if not usable:
-        raise TercelError(f"{path.parent} describes a RoPE whose frequencies are no numbers; fetch the head again")
+        raise TercelError(f"{path.parent} describes a RoPE whose frequencies are not numbers; fetch the head again")
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             parameter.copy_(tensors[name])
@@ -107,7 +107,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, RuntimeError, LookupError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__  # the last four: types torch does not know
-        raise TercelError(f"{path} is truncated or no safetensors file ({reason}); save or fetch it again") from error
+        raise TercelError(f"{path} is truncated or not safetensors ({reason}); save or fetch it again") from error
     return check_plain(tensors, path)
 
 

@@ -54,7 +54,7 @@ def push_to_hub(
     """
     on_hub = HubName.parse(repository)
     if on_hub is None or "/" not in on_hub.id or on_hub.revision is not None:
-        raise TercelError(f"{repository!r} is no name for a repository on the Hub; give owner/name")
+        raise TercelError(f"{repository!r} is not a repository name on the Hub; give owner/name")
     licence = data_licence or model.info.training.data_licence
     if not licence:
         raise TercelError(

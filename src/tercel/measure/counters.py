@@ -41,7 +41,7 @@ class Counts:
             self.drafts - before.drafts, self.drafted - before.drafted, self.accepted - before.accepted, positions
         )
         if min(grown.drafts, grown.drafted, grown.accepted, *(positions or ())) < 0:
-            raise TercelError("the server's counters went back during an answer; was it restarted? ask again")
+            raise TercelError("the server's counters went backwards during an answer; was it restarted? ask again")
         return grown
 
 
@@ -60,7 +60,7 @@ def number(value: Any, what: str, most: int = _TOTAL, *, least: int = 0) -> int:
         value = int(value)
     if type(value) is not int or not least <= value <= most:
         raise TercelError(
-            f"the server tells {value!r:.40} as {what}, which cannot be; is it the engine you think it is?"
+            f"the server reports {value!r:.40} as {what}, which is impossible; is it the engine you think it is?"
         )
     return value
 

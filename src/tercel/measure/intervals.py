@@ -83,7 +83,7 @@ def proportion(successes: int, trials: int) -> Interval:
     Raises `TercelError` unless `0 <= successes <= trials` and there is a trial.
     """
     if trials < 1 or not 0 <= successes <= trials:
-        raise TercelError(f"{successes} successes of {trials} trials are no proportion")
+        raise TercelError(f"{successes} successes of {trials} trials are not a proportion")
     share, z = successes / trials, NormalDist().inv_cdf(0.975)
     middle = share + z * z / (2 * trials)
     spread = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)

@@ -123,7 +123,7 @@ def _split_count(spec: str) -> tuple[str, int | None]:
     if not colon or os.path.isfile(spec):
         return spec, None
     if not re.fullmatch(r"[0-9]{1,9}", count) or int(count) < 1:
-        raise TercelError(f"{spec!r}: {count!r} is no number of questions; write NAME:N with N of at least 1")
+        raise TercelError(f"{spec!r}: {count!r} is not a number of questions; write NAME:N with N of at least 1")
     return name, int(count)
 
 

@@ -141,7 +141,7 @@ def _fault(target: Target, block_mask: Tensor, depths: list[int]) -> str | None:
     path = [token for token, seen in zip(block.tokens, block_mask[-1].tolist(), strict=True) if seen]
     whole = target.encode(torch.tensor([[*block.prefix, *path]], device=target.device)).hidden
     if not _near(target, block.before[-1], whole[0, -1]):
-        return "a block behind the cache gives other logits than the whole text at once"
+        return "a block after the cached tokens gives other logits than the whole text at once"
     return None
 
 

@@ -51,7 +51,7 @@ def disagreement(sources: Sources, tokenizer: PreTrainedTokenizerBase | None) ->
         return ""
     more = ", ".join(f"{_shown(end, tokenizer)} ({name})" for end, name in sorted(others.items()))
     known_ends = ", ".join(_shown(end, tokenizer) for end in known)
-    return f"{first} ends an answer at {known_ends}; here it ends also at {more}"
+    return f"{first} ends an answer at {known_ends}; here it also ends at {more}"
 
 
 def _shown(token: int, tokenizer: PreTrainedTokenizerBase | None) -> str:

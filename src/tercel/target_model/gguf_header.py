@@ -65,7 +65,7 @@ class _Header:
             if name == b"general.alignment":
                 alignment = value if isinstance(value, int) else 0
         if alignment < 1 or alignment & (alignment - 1):
-            raise _DamagedError("its alignment is no power of two")
+            raise _DamagedError("its alignment is not a power of two")
         placed = [self._tensor() for _ in range(tensors)]
         start = -(-self._stream.tell() // alignment) * alignment
         for offset, length, _ in placed:

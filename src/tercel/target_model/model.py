@@ -145,7 +145,7 @@ class Target:
     def why_no_longer(self) -> str:
         """What to add where the context's limit is named, if it is not what the positions allow."""
         if self.context_length < context_length(self.config) or dynamic_ntk(self.config):
-            return ", since its RoPE turns all earlier tokens anew beyond that"
+            return ", because beyond that its RoPE rotates all earlier tokens again"
         return ""
 
     def block_depth(self, length: int) -> int:

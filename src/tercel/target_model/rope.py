@@ -69,7 +69,7 @@ class LengthRope:
             near = not self.is_long(lengths[row]) and self.is_long(length + positions.shape[1])
             if (near and self.is_long(int(positions[row].max()) + 1)) or row in stale:
                 raise TercelError(
-                    f"a block crosses position {self.border}, past which all tokens before it are rotated anew; "
+                    f"a block crosses position {self.border}, past which all tokens before it are rotated again; "
                     "end it there and renew the cache"
                 )
         with self.sequences(lengths):

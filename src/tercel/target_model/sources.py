@@ -85,7 +85,7 @@ def load_tokenizer(
             source.path, revision=source.revision, trust_remote_code=trust_remote_code
         )
         if not isinstance(tokenizer.chat_template, str | dict | None):
-            raise TercelError(f"the chat template of {name} is no text; save its tokenizer again")
+            raise TercelError(f"the chat template of {name} is not text; save its tokenizer again")
         check_rules(tokenizer)
         tokenize(tokenizer, "a text")  # shows what loading does not
     return tokenizer

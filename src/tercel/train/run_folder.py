@@ -58,8 +58,8 @@ class RunFolder:
             raise TercelError(other_run(self.out))
         if not overwrite and heads and not state:
             raise TercelError(
-                f"{self.out} holds a head of this run, but {self.training} is gone, so it cannot go on; bring it back "
-                "from a copy, or begin anew with --overwrite"
+                f"{self.out} holds a head of this run, but {self.training} is gone, so it cannot resume; bring it back "
+                "from a copy, or start over with --overwrite"
             )
         if found != key:
             write_json(self.marker, {"format": 1, "key": key}, held=True)

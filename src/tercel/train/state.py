@@ -72,14 +72,14 @@ def load_state(folder: Path, key: str) -> TrainState | None:
         return None
     if damaged(folder):
         raise TercelError(
-            f"{path} is missing or damaged, so the run cannot go on; bring it back from a copy, or begin anew with "
+            f"{path} is missing or damaged, so the run cannot resume; bring it back from a copy, or start over with "
             "--overwrite (the heads written so far can be used as they are; copy them first)"
         )
     try:
         state = TrainState(**torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # torch raises many kinds, with advice that is wrong here
         raise TercelError(
-            f"{path} cannot be read ({type(error).__name__}), by this version at least; begin anew with --overwrite"
+            f"{path} cannot be read ({type(error).__name__}), by this version at least; start over with --overwrite"
         ) from error
     if state.key != key:
         raise TercelError(other_run(run))

@@ -98,7 +98,7 @@ def _width(s: Source, hidden: int) -> int:
         )
     if fc.shape[1] % wide:
         raise TercelError(
-            f"fc.weight in {s.file} takes {fc.shape[1]} columns, which is no multiple of the target's width {wide} "
+            f"fc.weight in {s.file} takes {fc.shape[1]} columns, which is not a multiple of the target's width {wide} "
             f"({key} in {s.where}); is target_hidden_size missing or wrong?"
         )
     return wide

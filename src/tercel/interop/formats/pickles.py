@@ -49,7 +49,7 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # a damaged pickle can do anything but run code
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise TercelError(f"{file} is truncated or no PyTorch file ({reason}); save or fetch it again") from error
+        raise TercelError(f"{file} is truncated or not a PyTorch file ({reason}); save or fetch it again") from error
     tensors = _state_dict(values, file)
     _check_sizes(tensors, file)
     return check_plain(tensors, file)
@@ -91,7 +91,7 @@ def _state_dict(values: Any, file: Path) -> dict[str, Tensor]:
         if not isinstance(name, str) or not isinstance(value, Tensor):
             what = repr(name[:80]) if isinstance(name, str) else f"under a {type(name).__name__}"
             raise TercelError(
-                f"{file} holds an entry {what} that is no tensor, but a head's file maps names to tensors; save its "
+                f"{file} holds an entry {what} that is not a tensor, but a head's file maps names to tensors; save its "
                 "state_dict()"
             )
     return dict(values)

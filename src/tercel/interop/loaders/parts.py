@@ -67,14 +67,14 @@ class Sizes:
 
 
 def read_config(engine: str, folder: Path) -> dict[str, Any]:
-    """`config.json` as it stands. Raises `TercelError` if there is none, or it is no JSON object."""
+    """`config.json` as it stands. Raises `TercelError` if there is none, or it is not a JSON object."""
     file = folder / "config.json"
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise TercelError(f"{engine} cannot read {file} ({error}); export the head again") from error
     if not isinstance(value, dict):
-        raise TercelError(f"{engine} cannot use {file}: it is no JSON object; export the head again")
+        raise TercelError(f"{engine} cannot use {file}: it is not a JSON object; export the head again")
     return value
 
 
