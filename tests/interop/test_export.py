@@ -20,9 +20,10 @@ from tercel.cli.export import command
 from tercel.draft import DraftVocabulary, TrainingRecord, save_head
 from tercel.errors import TercelError
 from tercel.interop import export as export_module
-from tercel.interop.engines.limits import check_expressible, engine_ids
+from tercel.interop.engines import ENGINES, find
+from tercel.interop.engines.limits import check_expressible
+from tercel.interop.engines.vllm import Vllm
 from tercel.interop.formats.read import read_head
-from tercel.interop.loaders import ENGINES, view
 from tercel.locks import folder_lock
 from tests.interop.export_worlds import DEPTH, LLAMA3, draft, export
 from tests.tiny import VOCAB, save_tiny, save_tiny_gguf
@@ -85,7 +86,7 @@ def test_an_engine_gets_the_head_or_a_reason(engine: str, name: str, gguf: Path,
         assert list(tmp_path.iterdir()) == []
         return
     report = export(model, engine, out, gguf)
-    seen = view(engine, out, DEPTH)
+    seen = find(engine).view(out, DEPTH)
     assert seen.layers == report.layers == model.head.config.feature_layers
     assert {check.name for check in report.checks} >= {"every tensor there once", "draft logits equal", "flags"}
     assert {name for name, on in seen.flags.items() if on} == {
@@ -125,9 +126,9 @@ def test_features_as_wide_as_the_head_lose_their_fc() -> None:
     model = draft(hidden_size=48, target_hidden_size=16)
     for engine in ("sglang", "trtllm"):
         with pytest.raises(TercelError, match="leaves fc out"):
-            check_expressible(engine, model.head.config, model.vocabulary)
+            check_expressible(find(engine), model.head.config, model.vocabulary)
     with pytest.raises(TercelError, match="no fc for a single"):
-        check_expressible("trtllm", draft(feature_layers=(4,)).head.config, model.vocabulary)
+        check_expressible(find("trtllm"), draft(feature_layers=(4,)).head.config, model.vocabulary)
 
 
 def test_a_whole_vocabulary_in_another_order_is_refused(tmp_path: Path) -> None:
@@ -159,9 +160,9 @@ def test_any_layers_come_back_as_they_were(engine: str, data: st.DataObject, tmp
             export(model, engine, out, target=target)
         return
     report = export(model, engine, out, target=target)
-    assert view(engine, out, depth).layers == layers
+    assert find(engine).view(out, depth).layers == layers
     offset = 1 if report.ids_mean == "outputs of layers" else 0
-    assert report.written_ids == engine_ids(engine, layers) == tuple(i - offset for i in layers)
+    assert report.written_ids == find(engine).ids(layers) == tuple(i - offset for i in layers)
 
 
 def test_every_format_has_the_ids_in_its_own_place(gguf: Path, tmp_path: Path) -> None:
@@ -238,15 +239,15 @@ def test_a_failed_proof_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
         config["rms_norm_eps"] = 1e-3
         return config
 
-    real = export_module.engine_config
-    monkeypatch.setattr(export_module, "engine_config", shifted)
+    real = Vllm.config
+    monkeypatch.setattr(Vllm, "config", shifted)
     with pytest.raises(TercelError, match="epsilon"):
         export(draft(), "vllm", out)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
     export(draft(), "vllm", out)
     before = {file.name: file.read_bytes() for file in out.iterdir()}
-    monkeypatch.setattr(export_module, "engine_config", shifted)
+    monkeypatch.setattr(Vllm, "config", shifted)
     with pytest.raises(TercelError, match="epsilon"):
         export(draft(), "vllm", out, overwrite=True)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
@@ -262,7 +263,7 @@ def test_a_place_is_taken_only_where_an_export_was(tmp_path: Path) -> None:
     export(model, "trtllm", out, overwrite=True)
     assert (out / "trtllm.yaml").is_file()
     export(model, "sglang", out, overwrite=True)
-    assert view("sglang", out, DEPTH).layers == (2, 3, 6)
+    assert find("sglang").view(out, DEPTH).layers == (2, 3, 6)
     assert not (out / "trtllm.yaml").exists()  # of the export before
     assert (out / "thesis.txt").read_text() == "mine"
     with pytest.raises(TercelError, match="own folder"):
@@ -309,7 +310,7 @@ def test_a_head_that_does_not_know_its_target_needs_one(tmp_path: Path) -> None:
         export(draft(), "vllm", tmp_path / "c", target={"num_hidden_layers": DEPTH + 1})
     with pytest.raises(TercelError, match="vocab_size 128, but this one has 300"):
         export(draft(), "vllm", tmp_path / "d", target={"vocab_size": 300})
-    with pytest.raises(TercelError, match="no export for 'tgi'"):
+    with pytest.raises(TercelError, match="no engine 'tgi'"):
         export(draft(), "tgi", tmp_path / "d")
 
 
@@ -332,4 +333,4 @@ def test_the_command_line_writes_proves_and_prints(tmp_path: Path) -> None:
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     with pytest.raises(TercelError, match="give --target FILE"):
         CliRunner().invoke(app, [*arguments[:2], "llamacpp", *arguments[3:], "--overwrite"], catch_exceptions=False)
-    assert view("vllm", out, depth).layers == (0, 1, depth - 1)
+    assert find("vllm").view(out, depth).layers == (0, 1, depth - 1)

@@ -9,8 +9,7 @@ import torch
 from gguf import GGUFReader
 
 from tercel.errors import TercelError
-from tercel.interop.engines import gguf_draft
-from tercel.interop.loaders import view
+from tercel.interop.engines import find, gguf_draft
 from tercel.interop.proof import compare
 from tests.interop.export_worlds import DEPTH, LLAMA3, draft, export
 from tests.tiny import save_tiny_gguf
@@ -39,7 +38,7 @@ def test_a_draft_says_what_llamacpp_needs(gguf: Path, tmp_path: Path) -> None:
     for other in (draft(), draft(norm_before_residual=True, feature_layers=(1, 2, 5))):
         other.head.load_state_dict(model.head.state_dict())
         with pytest.raises(TercelError, match=r"norm_before_residual|inputs of layers"):
-            compare(other, view("llamacpp", tmp_path / "out", DEPTH))
+            compare(other, find("llamacpp").view(tmp_path / "out", DEPTH))
 
 
 def test_llamacpp_needs_the_targets_own_gguf(gguf: Path, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import yaml
 
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
-from tercel.interop.engines.launch import launch, openvino_layers, openvino_python, trtllm_options
+from tercel.interop.engines import find
+from tercel.interop.engines.openvino import place_layers, run_chain
+from tercel.interop.engines.trtllm import options as written_options
 
 HEAD, TARGET = "/data/my heads/a", "org/target"
 
@@ -21,7 +23,7 @@ def option(words: list[str], name: str) -> str:
 
 
 def test_vllm_drafts_a_chain_with_the_head() -> None:
-    words = shlex.split(launch("vllm", HEAD, TARGET, TreeShape.chain(5), "float16"))
+    words = shlex.split(find("vllm").launch(HEAD, TARGET, TreeShape.chain(5), "float16"))
     assert words[:3] == ["vllm", "serve", TARGET]
     assert option(words, "--dtype") == "float16"
     assert json.loads(option(words, "--speculative-config")) == {
@@ -32,14 +34,14 @@ def test_vllm_drafts_a_chain_with_the_head() -> None:
 
 
 def test_speculators_folders_are_served_by_themselves() -> None:
-    words = shlex.split(launch("speculators", HEAD, TARGET, TreeShape.chain(5)))
+    words = shlex.split(find("speculators").launch(HEAD, TARGET, TreeShape.chain(5)))
     assert words[:3] == ["vllm", "serve", HEAD]
     assert json.loads(option(words, "--speculative-config")) == {"num_speculative_tokens": 5}
 
 
 @pytest.mark.parametrize(("shape", "nodes"), [(TreeShape.chain(4), "5"), (TreeShape(4, 3, 16), "16")])
 def test_sglang_takes_chains_and_trees(shape: TreeShape, nodes: str) -> None:
-    words = [word for word in shlex.split(launch("sglang", HEAD, TARGET, shape)) if word.strip()]
+    words = [word for word in shlex.split(find("sglang").launch(HEAD, TARGET, shape)) if word.strip()]
     assert option(words, "--model-path") == TARGET
     assert option(words, "--speculative-algorithm") == "EAGLE3"
     assert option(words, "--speculative-draft-model-path") == HEAD
@@ -49,7 +51,7 @@ def test_sglang_takes_chains_and_trees(shape: TreeShape, nodes: str) -> None:
 
 
 def test_tensorrt_llm_reads_its_options_from_yaml() -> None:
-    options = yaml.safe_load(trtllm_options(HEAD, TreeShape.chain(6), (1, 14, 26)))
+    options = yaml.safe_load(written_options(HEAD, TreeShape.chain(6), (1, 14, 26)))
     assert options == {
         "speculative_config": {
             "decoding_type": "Eagle3",
@@ -58,24 +60,24 @@ def test_tensorrt_llm_reads_its_options_from_yaml() -> None:
             "eagle3_layers_to_capture": [1, 14, 26],
         }
     }
-    words = shlex.split(launch("trtllm", HEAD, TARGET, TreeShape.chain(6)))
+    words = shlex.split(find("trtllm").launch(HEAD, TARGET, TreeShape.chain(6)))
     assert words == ["trtllm-serve", TARGET, "--extra_llm_api_options", f"{HEAD}/trtllm.yaml"]
 
 
 def test_openvino_converts_places_layers_and_runs() -> None:
-    text = launch("openvino", HEAD, TARGET, TreeShape.chain(4), "float32")
+    text = find("openvino").launch(HEAD, TARGET, TreeShape.chain(4), "float32")
     target, head = (shlex.split(line) for line in text.splitlines()[:2])
     assert option(target, "-m") == TARGET
     assert option(head, "-m") == HEAD
     assert "--trust-remote-code" in head
     assert option(head, "--weight-format") == "fp32"
-    for script in (openvino_layers(f"{HEAD}/openvino.json"), openvino_python(TreeShape.chain(4))):
+    for script in (place_layers(f"{HEAD}/openvino.json"), run_chain(TreeShape.chain(4))):
         ast.parse(script)
         assert script in text
 
 
 def test_llamacpp_takes_two_files() -> None:
-    words = shlex.split(launch("llamacpp", "a/draft.gguf", "b/target.gguf", TreeShape.chain(4)))
+    words = shlex.split(find("llamacpp").launch("a/draft.gguf", "b/target.gguf", TreeShape.chain(4)))
     assert words == shlex.split(
         "llama-server -m b/target.gguf -md a/draft.gguf --spec-type draft-eagle3 --spec-draft-n-max 4"
     )
@@ -83,7 +85,7 @@ def test_llamacpp_takes_two_files() -> None:
 
 def test_other_engines_and_shapes_are_refused() -> None:
     with pytest.raises(TercelError, match="no engine 'tgi'"):
-        launch("tgi", HEAD, TARGET, TreeShape.chain())
+        find("tgi")
     for wrong in ((0, 1, 2), (1, 0, 2), (1, 1, 1), (10**9, 1, 2), (1, 10**9, 2), (1, 1, 10**9)):
         with pytest.raises(TercelError, match="top-k 1 to 64, depth 1 to 128 and 2 to 1024 nodes, not"):
             TreeShape(*wrong)

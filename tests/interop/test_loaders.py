@@ -17,7 +17,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tercel.errors import TercelError
-from tercel.interop.loaders import draft_logits, frequencies_of, view
+from tercel.interop.engines import find
+from tercel.interop.loaders import draft_logits, frequencies_of
 from tercel.interop.proof import prove
 from tests.interop.export_worlds import (
     DEPTH,
@@ -229,9 +230,9 @@ def test_a_folder_without_its_files_is_refused(file: str, message: str, tmp_path
     export(draft(), "vllm", tmp_path / "out")
     (tmp_path / "out" / file).unlink()
     with pytest.raises(TercelError, match=message):
-        view("vllm", tmp_path / "out", DEPTH)
+        find("vllm").view(tmp_path / "out", DEPTH)
     with pytest.raises(TercelError, match="no engine 'tgi'"):
-        view("tgi", tmp_path / "out", DEPTH)
+        find("tgi").view(tmp_path / "out", DEPTH)
 
 
 def test_vllm_reads_a_folder_of_neither_ids_nor_flags_by_its_defaults(tmp_path: Path) -> None:
@@ -243,19 +244,19 @@ def test_vllm_reads_a_folder_of_neither_ids_nor_flags_by_its_defaults(tmp_path: 
             values.pop(name, None)
 
     change_config(out, bare)
-    seen = view("vllm", out, DEPTH)
+    seen = find("vllm").view(out, DEPTH)
     assert seen.layers == (2, 4, 5)
     assert not any(seen.flags.values())
-    assert view("vllm", out, 30).layers == (2, 15, 27)
+    assert find("vllm").view(out, 30).layers == (2, 15, 27)
     change_config(out, lambda c: c.update({IDS: [2, 4, 9]}))
     with pytest.raises(TercelError, match="input of layer 9"):
-        view("vllm", out, DEPTH)
+        find("vllm").view(out, DEPTH)
 
 
 def test_vllm_sorts_the_layers_it_captures(tmp_path: Path) -> None:
     export(draft(), "vllm", tmp_path / "out")
     change_config(tmp_path / "out", lambda c: c.update({IDS: [6, 2, 3]}))
-    assert view("vllm", tmp_path / "out", DEPTH).layers == (2, 3, 6)
+    assert find("vllm").view(tmp_path / "out", DEPTH).layers == (2, 3, 6)
 
 
 @settings(max_examples=20, deadline=None)
@@ -267,7 +268,7 @@ def test_the_chain_depends_on_every_flag(flags: tuple[bool, ...], seed: int, tmp
     )
     out = tmp_path_factory.mktemp("chain") / "out"
     export(model, "vllm", out)
-    seen = view("vllm", out, DEPTH)
+    seen = find("vllm").view(out, DEPTH)
     generator = torch.Generator().manual_seed(seed)
     features, embedded = torch.randn(6, 48, generator=generator), torch.randn(6, 16, generator=generator)
     right = draft_logits(seen, features, embedded, torch.arange(6), 3)

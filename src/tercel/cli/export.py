@@ -16,24 +16,23 @@ from tercel.cli.paths import user_name, user_path
 from tercel.errors import TercelError
 from tercel.files import write_json
 from tercel.heads import resolve_head
+from tercel.interop.engines import ENGINES, ServingEngine
 
 if TYPE_CHECKING:
     from tercel.draft import DraftModel
     from tercel.interop.export import ExportReport
 
 
-class Engine(StrEnum):
-    vllm = "vllm"
-    sglang = "sglang"
-    speculators = "speculators"
-    trtllm = "trtllm"
-    openvino = "openvino"
-    llamacpp = "llamacpp"
+if TYPE_CHECKING:
+    ExportTo = StrEnum
+else:
+    ExportTo = StrEnum("ExportTo", {name: name for name in ENGINES})
+_GGUF_TAKERS = " or ".join(name for name, engine in ENGINES.items() if engine.takes_gguf)
 
 
 def command(
     head: OnlyHead,
-    to: Annotated[Engine, typer.Option("--to", help="The engine that will load it.", show_default=False)],
+    to: Annotated[ExportTo, typer.Option("--to", help="The engine that will load it.", show_default=False)],
     out: Annotated[
         Path, typer.Option(metavar="DIR", parser=user_path, help="The folder to write.", show_default=False)
     ],
@@ -42,7 +41,7 @@ def command(
         typer.Option(
             metavar="TARGET",
             parser=user_name,
-            help="The target as the engine will load it: a folder or Hub id; for llamacpp its GGUF file.",
+            help=f"The target as the engine will load it: a folder or Hub id; for {_GGUF_TAKERS} its GGUF file.",
             show_default="the one HEAD records",
         ),
     ] = None,
@@ -62,7 +61,7 @@ def command(
     path = resolve_head(head, head)
     model = read_head(path, layer_ids=layer_ids.meaning)
     made_for = model.eagle3.config.target_num_layers
-    name, config, gguf = _target(target, model, to)
+    name, config, gguf = _target(target, model, ENGINES[to.value])
     if config is not None and made_for is None:  # what a foreign folder's layer ids mean may depend on it
         depth_of_target = (config.get("text_config") or config)["num_hidden_layers"]
         model = read_head(path, layer_ids=layer_ids.meaning, num_layers=depth_of_target)
@@ -85,8 +84,10 @@ def command(
         _print(result_console(json_file), report, model.warnings)
 
 
-def _target(given: str | None, model: DraftModel, to: Engine) -> tuple[str, dict[str, Any] | None, Path | None]:
-    """What the engine loads as the target, the target's configuration, its GGUF file where llama.cpp is asked for.
+def _target(
+    given: str | None, model: DraftModel, engine: ServingEngine
+) -> tuple[str, dict[str, Any] | None, Path | None]:
+    """What the engine loads as the target, the target's configuration, its GGUF file for an engine that takes such.
 
     Raises `TercelError` if no target is given or recorded, or it cannot be found.
     """
@@ -99,7 +100,7 @@ def _target(given: str | None, model: DraftModel, to: Engine) -> tuple[str, dict
     with fetching_bar() as on_bytes:
         source = resolve(name, on_bytes)
         config = _hub_config(name, model) if source.kind == "hub" else load_config(name, progress=on_bytes).to_dict()
-    gguf = _gguf_file(name) if to is Engine.llamacpp else None
+    gguf = _gguf_file(name) if engine.takes_gguf else None
     return (name if source.kind == "hub" else str(Path(source.path).absolute())), config, gguf
 
 

@@ -15,20 +15,24 @@ from tercel.cli.options import Dtype, JsonFile, LayerIds, LayerIdsOption, OnlyHe
 from tercel.cli.paths import tercel_command, user_name
 from tercel.errors import TercelError
 from tercel.files import write_json
+from tercel.interop.engines import ENGINES, as_given
 
 if TYPE_CHECKING:
     from tercel.draft import DraftModel
 
 
-class ServingEngine(StrEnum):
-    vllm = "vllm"
-    sglang = "sglang"
-    trtllm = "trtllm"
+STARTED = {name: engine for name, engine in ENGINES.items() if engine.serve_command}
+_TREES = [engine for engine in STARTED.values() if engine.drafts_trees]
+_TREES_OF = ", ".join(engine.title for engine in _TREES)
+if TYPE_CHECKING:
+    StartedEngine = StrEnum
+else:
+    StartedEngine = StrEnum("StartedEngine", {name: name for name in STARTED})
 
 
 def command(
     head: OnlyHead,
-    engine: Annotated[ServingEngine, typer.Option(help="The engine that will serve.", show_default=False)],
+    engine: Annotated[StartedEngine, typer.Option(help="The engine that will serve.", show_default=False)],
     target: Annotated[
         str | None,
         typer.Option(
@@ -40,7 +44,10 @@ def command(
     ] = None,
     depth: Annotated[int, typer.Option(min=1, max=limits.DRAFT_DEPTH, help="Tokens drafted one after another.")] = 4,
     top_k: Annotated[
-        int, typer.Option(min=1, max=limits.DRAFT_TOP_K, help="Branches of a node: more than 1 is a tree (SGLang).")
+        int,
+        typer.Option(
+            min=1, max=limits.DRAFT_TOP_K, help=f"Branches of a node: more than 1 is a tree ({_TREES_OF})."
+        ),
     ] = 1,
     nodes: Annotated[
         int | None,
@@ -60,13 +67,13 @@ def command(
     A warning on standard error says if the engine would read this folder otherwise than it is meant, and which
     `tercel export` to run first.
     """
-    if engine is not ServingEngine.sglang and (top_k > 1 or nodes is not None):
-        raise TercelError(f"{engine.value} drafts only chains; leave out --top-k and --nodes, or take --engine sglang")
+    if not ENGINES[engine.value].drafts_trees and (top_k > 1 or nodes is not None):
+        other = " or ".join(tree.name for tree in _TREES)
+        raise TercelError(f"{engine.value} drafts only chains; leave out --top-k and --nodes, or take --engine {other}")
     from tercel.draft.shape import TreeShape
     from tercel.heads import resolve_head
-    from tercel.interop.engines.launch import launch
     from tercel.interop.formats.read import read_head
-    from tercel.interop.misread import is_speculators, misread_by
+    from tercel.interop.misread import misread_by
 
     path = resolve_head(head, head).absolute()
     model = read_head(path, layer_ids=layer_ids.meaning)
@@ -75,9 +82,9 @@ def command(
         placed = model.eagle3
         placed.config = placed.config.placed(layers)
         model = replace(model, head=placed)
-    loaded_as = "speculators" if engine is ServingEngine.vllm and is_speculators(model) else engine.value
+    loaded_as = as_given(engine.value, model.format)
     shape = TreeShape(top_k, depth, nodes or 1 + depth * top_k)
-    line = launch(loaded_as, str(path), name, shape, dtype.value)
+    line = loaded_as.launch(str(path), name, shape, dtype.value)
     doubt = misread_by(loaded_as, model, path, kind)
     warning = None if doubt is None else _warning(doubt, head, engine.value)
     if json_file is not None:

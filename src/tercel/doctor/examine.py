@@ -25,8 +25,9 @@ from tercel.doctor.weight_checks import (
 )
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
+from tercel.interop.engines import ENGINES, as_given
 from tercel.interop.formats.head_files import HeadFiles
-from tercel.interop.misread import is_speculators, misread_by
+from tercel.interop.misread import misread_by
 from tercel.target_model.model import Target
 
 _PROMPT = 16  # tokens that features are looked at on
@@ -53,14 +54,14 @@ def fits(model: DraftModel, target: Target) -> bool:
 
 
 def as_loaded(report: CheckUp, model: DraftModel, target: Target, engine: str) -> CheckUp:
-    """The check-up with one check more: whether the engine (vllm or sglang) would load the head's folder as meant.
+    """The check-up with one check more: whether the engine would load the head's folder as meant (if it takes
+    folders).
 
     Only a warning, since the server may have been given another folder.
     """
-    if engine not in ("vllm", "sglang") or model.path is None:
+    if engine not in ENGINES or ENGINES[engine].takes_gguf or model.path is None:
         return report
-    view = "speculators" if engine == "vllm" and is_speculators(model) else engine
-    doubt = misread_by(view, model, model.path, target.config.model_type)
+    doubt = misread_by(as_given(engine, model.format), model, model.path, target.config.model_type)
     finding = Finding(f"loaded by {engine}", "ok", "the engine's loader reads the folder as it is meant")
     if doubt is not None:
         advice = f"serve a folder that `tercel export HEAD --to {engine}` wrote, not this one"

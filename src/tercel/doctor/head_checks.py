@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from tercel.doctor.findings import Finding
 from tercel.draft import DraftModel
 from tercel.draft.config import engine_default_layers
+from tercel.interop.engines import ENGINES, SERVED_AND_ASKED, ServingEngine
 from tercel.interop.formats.head_files import HeadFiles
 from tercel.measure.variants import rope_of
 from tercel.target_model.model import Target
 
 _PROBE = "measure it: `tercel inspect HEAD --target TARGET --probe`"
 _LIMIT = "max_position_embeddings"
-_FIXED_LAYERS = 3  # what llama.cpp and OpenVINO take
 
 
 def size_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
@@ -50,12 +50,12 @@ def layer_findings(model: DraftModel, target: Target, files: HeadFiles) -> Itera
     doubt = _doubt(layers, default)
     if doubt:
         yield Finding(check, "warning", f"the inputs of layers {_listed(layers)} are captured; {doubt}", _PROBE)
-    elif len(layers) != _FIXED_LAYERS:
+    elif fixed := [engine for engine in ENGINES.values() if engine.captures not in (None, len(layers))]:
         yield Finding(
             check,
             "note",
             f"{len(layers)} layers are captured ({_listed(layers)})",
-            f"llama.cpp and OpenVINO take exactly {_FIXED_LAYERS}; serve with vLLM or SGLang",
+            _of_any_number(fixed),
         )
     else:
         yield Finding(check, "ok", f"the inputs of layers {_listed(layers)} of {depth}")
@@ -74,6 +74,14 @@ def _doubt(layers: tuple[int, ...], default: tuple[int, ...]) -> str:
     if tuple(sorted(set(layers))) != layers:
         return "they do not ascend, and engines may sort them"
     return ""
+
+
+def _of_any_number(fixed: list[ServingEngine]) -> str:
+    """Which engine to take where some capture another number of layers."""
+    who = " and ".join(sorted((engine.title for engine in fixed), key=str.lower))
+    numbers = " or ".join(sorted({str(engine.captures) for engine in fixed}))
+    free = " or ".join(ENGINES[name].title for name in SERVED_AND_ASKED if ENGINES[name].captures is None)
+    return f"{who} take exactly {numbers}; serve with {free}"
 
 
 def norm_findings(model: DraftModel, files: HeadFiles) -> Iterator[Finding]:

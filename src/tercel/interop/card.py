@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from tercel.draft import DraftModel
 from tercel.draft.history import DecodingRecord, HeldOut, MeasuredRecord, TrainingRecord
+from tercel.interop.engines import SERVED_AND_ASKED
 
-ENGINES = ("vllm", "sglang")
 _RESULTS = "## Measured"
 
 
@@ -59,9 +59,11 @@ target verifies every one, so the text is the target's own. It is of no use with
 
 
 def _commands(name: str) -> str:
-    exports = "\n".join(f"tercel export . --to {engine} --out head-{engine}" for engine in ENGINES)
+    exports = "\n".join(f"tercel export . --to {engine} --out head-{engine}" for engine in SERVED_AND_ASKED)
     name = shlex.quote(name)
-    serving = "\n".join(f"tercel serve-command head-{engine} --engine {engine} --target {name}" for engine in ENGINES)
+    serving = "\n".join(
+        f"tercel serve-command head-{engine} --engine {engine} --target {name}" for engine in SERVED_AND_ASKED
+    )
     return f"""```
 tercel generate {name} . --prompt "Why is the sky blue?"
 tercel bench {name} .

@@ -14,15 +14,12 @@ from tercel.draft import DraftModel, Eagle3Head, HeadConfig
 from tercel.draft.history import TRAINED
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
-from tercel.file_set import CARD, CONFIG, file_set, interrupted, may_replace_card, read_manifest, refuse_foreign, settle
-from tercel.files import as_json
-from tercel.interop.engines.config import engine_config
-from tercel.interop.engines.gguf_draft import write_gguf
-from tercel.interop.engines.launch import trtllm_options
-from tercel.interop.engines.limits import check_expressible, engine_ids, ids_mean
-from tercel.interop.engines.weights import KEEPS_OWN_FILE, smallest_exact, write_own_file, write_weights
-from tercel.interop.export_readme import DRAFT_FILE, readme, started_with
-from tercel.interop.proof import Check, prove
+from tercel.file_set import CARD, file_set, interrupted, may_replace_card, read_manifest, refuse_foreign, settle
+from tercel.interop.engines import ExportJob, find
+from tercel.interop.engines.limits import check_expressible
+from tercel.interop.engines.weights import smallest_exact
+from tercel.interop.export_readme import readme
+from tercel.interop.proof import Proven, prove
 from tercel.locks import OURS, folder_lock
 
 KIND = "export"
@@ -44,7 +41,7 @@ class ExportReport:
     layers: tuple[int, ...]
     written_ids: tuple[int, ...]
     ids_mean: str
-    checks: tuple[Check, ...]
+    checks: tuple[Proven, ...]
     command: str
     warnings: tuple[str, ...]
 
@@ -63,38 +60,39 @@ def export_head(
     shape: TreeShape | None = None,
     overwrite: bool = False,
 ) -> ExportReport:
-    """Write `model` to the folder `out` for vllm, sglang, speculators, trtllm, openvino or llamacpp.
+    """Write `model` to the folder `out` for one of the `engines.ENGINES`, by name.
 
     target_name: what the engine will load as the target (a path or Hub id); target_config: its `config.json`, for its
-    depth, family and architectures; target_gguf: llama.cpp's target, whose tokenizer the draft carries.
-    The written folder is read back as the engine would (`views`) and compared with `model`: tensors, layers, flags,
+    depth, family and architectures; target_gguf: its GGUF file, for an engine that takes
+    such.
+    The written folder is read back as the engine would (`loaders`) and compared with `model`: tensors, layers, flags,
     vocabulary, RoPE, draft logits. `out` is whole and proven, or it is not there (or as it was);
     other files in it stay.
     Raises `TercelError` for what the engine cannot express, for a place that is taken, and for any difference.
     """
-    shape = shape or TreeShape.chain()
+    written_for = find(engine)
     target = _text_part(target_config)
     model = _placed(model, target)
     target_type = target.get("model_type")
-    warnings = check_expressible(engine, model.head.config, model.vocabulary, target_type)
-    if engine == "speculators" and Path(target_name).is_absolute():
+    warnings = check_expressible(written_for, model.head.config, model.vocabulary, target_type)
+    if written_for.names_target and Path(target_name).is_absolute():
         warnings += (f"the folder names its target by a path of this machine, {target_name}; give --target owner/name",)
-    if engine == "llamacpp" and target_gguf is None:
-        raise TercelError(
-            "llama.cpp's draft carries the target's tokenizer; give --target FILE.gguf, the one llama-server will run"
-        )
-    dtype = smallest_exact(model)
-    engine_target = str(target_gguf) if engine == "llamacpp" else target_name
-    command = started_with(engine, out, engine_target, shape)
+    job = ExportJob(
+        model,
+        out,
+        smallest_exact(model),
+        target_name,
+        target_gguf,
+        tuple((target_config or {}).get("architectures") or ()),
+        shape or TreeShape.chain(),
+        model.info.training.embeddings == TRAINED,
+    )
+    engine_target = written_for.loads_as_target(target_name, target_gguf)
+    command = written_for.start(out, engine_target, job.shape)
     with folder_lock(out), _opened(out, model.path, overwrite) as partial:
-        if engine == "llamacpp":
-            assert target_gguf is not None
-            write_gguf(model, partial / DRAFT_FILE, dtype, target_name, target_gguf)
-        else:
-            architectures = list((target_config or {}).get("architectures") or [])
-            _write_folder(model, engine, partial, out, dtype, target_name, architectures, shape)
+        written_for.write(job, partial)
         checks = prove(model, engine, partial, target_type)
-        card = readme(model, engine, out, engine_target, command, checks, warnings, shape)
+        card = readme(job, written_for, engine_target, command, checks, warnings)
         (partial / CARD).write_text(card, encoding="utf-8")
         files = tuple((file.name, file.stat().st_size) for file in sorted(partial.iterdir()))
     return ExportReport(
@@ -102,41 +100,14 @@ def export_head(
         out=out,
         target=engine_target,
         files=files,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(job.dtype).removeprefix("torch."),
         layers=model.head.config.feature_layers,
-        written_ids=engine_ids(engine, model.head.config.feature_layers),
-        ids_mean=ids_mean(engine),
+        written_ids=written_for.ids(model.head.config.feature_layers),
+        ids_mean=written_for.ids_mean,
         checks=checks,
         command=command,
         warnings=warnings,
     )
-
-
-def _write_folder(
-    model: DraftModel,
-    engine: str,
-    partial: Path,
-    out: Path,
-    dtype: torch.dtype,
-    target_name: str,
-    architectures: list[str],
-    shape: TreeShape,
-) -> None:
-    config = model.head.config
-    write_weights(model, engine, partial, dtype)
-    learn = model.info.training.embeddings == TRAINED
-    _write_json(partial / CONFIG, engine_config(engine, config, dtype, target_name, architectures, shape, learn))
-    ids = engine_ids(engine, config.feature_layers)
-    if engine in KEEPS_OWN_FILE:
-        write_own_file(model, partial)
-    if engine == "trtllm":
-        (partial / "trtllm.yaml").write_text(trtllm_options(str(out), shape, ids), encoding="utf-8")
-    if engine == "openvino":
-        _write_json(partial / "openvino.json", {"hidden_layers_list": list(ids)})
-
-
-def _write_json(file: Path, value: Any) -> None:
-    file.write_text(as_json(value), encoding="utf-8")
 
 
 def _text_part(target_config: dict[str, Any] | None) -> dict[str, Any]:

@@ -4,55 +4,38 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from tercel.draft import DraftModel
-from tercel.draft.shape import TreeShape
-from tercel.interop.engines.launch import launch, trtllm_options
-from tercel.interop.engines.limits import NAMES, engine_ids, ids_mean
-from tercel.interop.proof import Check
-
-DRAFT_FILE = "draft.gguf"
-_OPENVINO = (
-    "The conversion needs optimum-intel and an installed diffusers. Without the second step GenAI captures the outputs "
-    "of layers 2, L/2 and L-3, one layer later than other engines; converting again undoes it."
-)
-
-
-def started_with(engine: str, out: Path, target: str, shape: TreeShape) -> str:
-    """The launch line for the folder in its final place."""
-    head = str(out / DRAFT_FILE) if engine == "llamacpp" else str(out)
-    return launch(engine, head, target, shape)
+from tercel.interop.engines import ExportJob, ServingEngine
+from tercel.interop.proof import Proven
 
 
 def readme(
-    model: DraftModel,
-    engine: str,
-    out: Path,
+    job: ExportJob,
+    engine: ServingEngine,
     target: str,
     command: str,
-    checks: Sequence[Check],
+    checks: Sequence[Proven],
     doubts: Sequence[str],
-    shape: TreeShape,
 ) -> str:
-    """Markdown; `model` is placed."""
-    c, who = model.head.config, NAMES[engine]
+    """Markdown; `target` is what the engine loads as the target, `command` starts it with the folder in its place."""
+    model, c, who = job.model, job.model.head.config, engine.title
     name = model.info.target.name if model.info.target is not None else target
-    written = ", ".join(map(str, engine_ids(engine, c.feature_layers)))
+    written = ", ".join(map(str, engine.ids(c.feature_layers)))
     meant = ", ".join(map(str, c.feature_layers))
-    server = " --url http://localhost:8000" if engine in ("vllm", "sglang", "speculators", "trtllm") else ""
+    server = " --url http://localhost:8000" if engine.server else ""
+    beside_launch = engine.beside_launch(job)
     parts = [
         f"# EAGLE-3 draft head for {name}, as {who} loads it",
         f"It drafts tokens that `{name}` verifies; the text stays the target's own. Of no use with another model, and "
         f"written for {who} only: engines disagree on what a checkpoint means.",
         f"## Start\n```\n{command}\n```",
-        *([_options(out, shape, engine_ids(engine, c.feature_layers))] if engine == "trtllm" else []),
-        *([_OPENVINO] if engine == "openvino" else []),
+        *([] if beside_launch is None else [beside_launch]),
         f"## What to expect\n{_expected(model)}",
-        f"## Check\n```\ntercel doctor {shlex.quote(target)} {shlex.quote(str(out))}{server}\n```\n"
+        f"## Check\n```\ntercel doctor {shlex.quote(target)} {shlex.quote(str(job.out))}{server}\n```\n"
         "compares template, tokenizer, RoPE, positions and vocabulary, and a running server's counters with what this "
         "head should reach. A wrong reading never shows in the text, only in how many drafts are accepted.",
-        f"## Written as\nLayer ids {written} are {ids_mean(engine)}, so the inputs of layers {meant} of "
+        f"## Written as\nLayer ids {written} are {engine.ids_mean}, so the inputs of layers {meant} of "
         f"{c.target_num_layers}. norm_before_residual {_said(c.norm_before_residual)}, norm_before_fc "
         f"{_said(c.norm_before_fc)}, fc_norm {_said(c.fc_norm)}, norm_output {_said(c.norm_output)}.",
         "Read back as the engine's loader reads it, independently of the writer:\n"
@@ -65,13 +48,6 @@ def readme(
 
 def _said(flag: bool) -> str:
     return "on" if flag else "off"
-
-
-def _options(out: Path, shape: TreeShape, outputs: tuple[int, ...]) -> str:
-    return (
-        "`trtllm.yaml` names this folder where it was written; if it moves, change `speculative_model`:\n"
-        f"```yaml\n{trtllm_options(str(out), shape, outputs)}```"
-    )
 
 
 def _expected(model: DraftModel) -> str:

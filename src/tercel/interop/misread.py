@@ -6,29 +6,22 @@ from pathlib import Path
 
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
-from tercel.interop.loaders import view
+from tercel.interop.engines import ServingEngine
 from tercel.interop.proof import compare
 
-TRTLLM_OPTIONS = "trtllm.yaml"
 
-
-def is_speculators(model: DraftModel) -> bool:
-    """Whether the folder is one that vLLM is given in place of the target."""
-    return model.format == "speculators"
-
-
-def misread_by(engine: str, model: DraftModel, folder: Path, target_type: str | None) -> str | None:
+def misread_by(engine: ServingEngine, model: DraftModel, folder: Path, target_type: str | None) -> str | None:
     """Why `engine` would not load the head in `folder` as `model`, which was read from it; None if it would.
 
-    engine: vllm, speculators, sglang or trtllm. target_type: the target's `model_type`, which SGLang goes by.
+    target_type: the target's `model_type`, which some engines go by.
     """
     depth = model.head.config.target_num_layers
     if depth is None:
         return "it is not known how many layers its target has, so nothing could be checked"
-    if engine == "trtllm" and not (folder / TRTLLM_OPTIONS).is_file():
-        return f"the folder has no {TRTLLM_OPTIONS} with TensorRT-LLM's settings"
+    if (reason := engine.unstartable(folder)) is not None:
+        return reason
     try:
-        compare(model, view(engine, folder, depth, target_type=target_type))
+        compare(model, engine.view(folder, depth, target_type))
     except TercelError as error:
         return str(error)
     return None

@@ -12,21 +12,22 @@ from torch import Tensor
 
 from tercel.draft import DraftModel, Eagle3Head
 from tercel.errors import TercelError
-from tercel.interop.loaders import EngineView, draft_logits, frequencies_of, look_up, view
+from tercel.interop.engines import find
+from tercel.interop.loaders import EngineView, draft_logits, frequencies_of, look_up
 
 ROWS, STEPS = 12, 4
 ROUNDING = 1e-4  # largest difference of logits allowed, as a share of the largest logit: float32 in another order
 
 
 @dataclass(frozen=True)
-class Check:
+class Proven:
     """Something that was compared and is right."""
 
     name: str
     detail: str
 
 
-def prove(model: DraftModel, engine: str, folder: Path, target_type: str | None = None) -> tuple[Check, ...]:
+def prove(model: DraftModel, engine: str, folder: Path, target_type: str | None = None) -> tuple[Proven, ...]:
     """Compare `folder`, as `engine` would load it, with the placed head it was written from.
 
     Raises `TercelError` for the first difference: a tensor missing, changed, random or in the way; layers, flags,
@@ -34,7 +35,7 @@ def prove(model: DraftModel, engine: str, folder: Path, target_type: str | None 
     """
     depth = model.head.config.target_num_layers
     assert depth is not None
-    seen = view(engine, folder, depth, target_type=target_type)
+    seen = find(engine).view(folder, depth, target_type)
     checks = compare(model, seen)
     worst = _largest_difference(model, seen)
     if not worst <= ROUNDING:
@@ -42,10 +43,10 @@ def prove(model: DraftModel, engine: str, folder: Path, target_type: str | None 
             f"{engine} would compute other draft logits from {folder.name} (off by {worst:.1e} of the largest)"
         )
     chain = f"{STEPS} steps over {ROWS} rows, {worst:.0e} of the largest logit at most"
-    return (*checks, Check("draft logits equal", chain))
+    return (*checks, Proven("draft logits equal", chain))
 
 
-def compare(model: DraftModel, seen: EngineView) -> tuple[Check, ...]:
+def compare(model: DraftModel, seen: EngineView) -> tuple[Proven, ...]:
     """All that can be compared without computing. Raises `TercelError` for the first difference."""
     _same_tensors(model, seen)
     _same_vocabulary(model, seen)
@@ -57,13 +58,13 @@ def compare(model: DraftModel, seen: EngineView) -> tuple[Check, ...]:
     skipped = f"; left aside: {', '.join(seen.skipped)}" if seen.skipped else ""
     kept = f"{len(model.vocabulary):,} of {c.vocab_size:,}" if model.vocabulary.pruned else "all of the target's"
     return (
-        Check("every tensor there once", f"{len(seen.weights)} of {len(seen.weights)}, values equal{skipped}"),
-        Check("nothing left random", "every tensor the loader builds is in the file"),
-        Check("layers", f"captures the inputs of {ids}"),
-        Check("flags", ", ".join(on) if on else "none set"),
-        Check("vocabulary", f"{kept} tokens"),
-        Check("embeddings", "the head's own" if seen.embeddings == "own" else "the target's"),
-        Check("RoPE and positions", f"base {c.rope_parameters['rope_theta']:g}, {positions:,} positions"),
+        Proven("every tensor there once", f"{len(seen.weights)} of {len(seen.weights)}, values equal{skipped}"),
+        Proven("nothing left random", "every tensor the loader builds is in the file"),
+        Proven("layers", f"captures the inputs of {ids}"),
+        Proven("flags", ", ".join(on) if on else "none set"),
+        Proven("vocabulary", f"{kept} tokens"),
+        Proven("embeddings", "the head's own" if seen.embeddings == "own" else "the target's"),
+        Proven("RoPE and positions", f"base {c.rope_parameters['rope_theta']:g}, {positions:,} positions"),
     )
 
 

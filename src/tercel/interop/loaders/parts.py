@@ -1,7 +1,6 @@
 """What the views of all engines share: the view itself, the files they read, the sizes they build for.
 
-Nothing here or in the other `loaders` uses this project's head, its loader or its writers: they are second
-readers, and a mistake in those must not hide in both. What a Llama configuration leaves out has transformers' default.
+What a Llama configuration leaves out has transformers' default.
 """
 
 from __future__ import annotations
