@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tercel.decode.types import GenerationResult
+from tercel.doctor.clients import connect
 from tercel.doctor.compare import ServingReport, compare_with_server
-from tercel.doctor.engine_client import connect
 from tercel.doctor.findings import Finding, Level
 from tercel.doctor.http import Http
 from tercel.doctor.served_checks import Acceptance, acceptance_finding

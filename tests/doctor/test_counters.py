@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 import pytest
 
 from tercel.decode.types import GenerationResult
-from tercel.doctor.engine_client import Server, connect
+from tercel.doctor.clients import connect
+from tercel.doctor.engine_client import EngineClient
 from tercel.doctor.http import Http
+from tercel.doctor.prometheus import read_counters
 from tercel.errors import TercelError
-from tercel.measure.counters import Counts, read_counters, told_shape
+from tercel.measure.counts import Counts, told_shape
 from tests.doctor.servers_for_tests import Fake, FakeLlama, FakeSglang, FakeVllm, running
 from tests.tiny import tiny_tokenizer
 
@@ -123,7 +125,7 @@ def test_answers_that_cannot_be_true(
         ask_everything(connect(Http.at(url)))
 
 
-def ask_everything(server: Server) -> None:
+def ask_everything(server: EngineClient) -> None:
     server.draft()
     server.answer(PROMPT, 16)
     server.chat_prompt([{"role": "user", "content": "hi"}], {})

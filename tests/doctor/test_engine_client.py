@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from tercel.decode.types import GenerationResult
-from tercel.doctor.engine_client import LlamaCpp, Sglang, Vllm, connect
+from tercel.doctor.clients import connect
+from tercel.doctor.clients.llamacpp import LlamaCppClient
+from tercel.doctor.clients.sglang import SglangClient
+from tercel.doctor.clients.vllm import VllmClient
 from tercel.doctor.http import Http
+from tercel.doctor.prometheus import read_counters
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
-from tercel.measure.counters import Counts, read_counters
+from tercel.measure.counts import Counts
 from tests.doctor.servers_for_tests import Fake, FakeLlama, FakeSglang, FakeVllm, running
 from tests.tiny import tiny_tokenizer
 
@@ -34,11 +38,11 @@ def fake(kind: type[Fake], **more: Any) -> Fake:
 @pytest.mark.parametrize(
     ("kind", "reader", "more"),
     [
-        (FakeVllm, Vllm, {}),
-        (FakeSglang, Sglang, {}),
-        (FakeSglang, Sglang, {"old": True}),
-        (FakeLlama, LlamaCpp, {}),
-        (FakeLlama, LlamaCpp, {"metrics": True}),
+        (FakeVllm, VllmClient, {}),
+        (FakeSglang, SglangClient, {}),
+        (FakeSglang, SglangClient, {"old": True}),
+        (FakeLlama, LlamaCppClient, {}),
+        (FakeLlama, LlamaCppClient, {"metrics": True}),
     ],
     ids=["vllm", "sglang", "sglang-old", "llamacpp", "llamacpp-metrics"],
 )

@@ -19,6 +19,7 @@ from tercel.cli.paths import user_names
 from tercel.cli.plain import visible
 from tercel.errors import TercelError
 from tercel.files import write_json
+from tercel.interop.engines import ENGINES
 
 if TYPE_CHECKING:
     from tercel.doctor.compare import ServingReport
@@ -30,11 +31,12 @@ TASKS = "demo:4"
 _STYLES = {"ok": "green", "note": "", "warning": "yellow", "problem": "bold red"}
 
 
-class EngineChoice(StrEnum):
-    auto = "auto"
-    vllm = "vllm"
-    sglang = "sglang"
-    llamacpp = "llamacpp"
+AUTO = "auto"
+if TYPE_CHECKING:
+    AskedEngine = StrEnum
+else:
+    _NAMES = (AUTO, *(name for name, engine in ENGINES.items() if engine.tells_counters))
+    AskedEngine = StrEnum("AskedEngine", {name: name for name in _NAMES})
 
 
 @with_groups
@@ -46,7 +48,7 @@ def command(
         str | None,
         typer.Option(metavar="URL", help="A running server to compare with, such as http://localhost:8000."),
     ] = None,
-    engine: Annotated[EngineChoice, typer.Option(help="What runs at --url.")] = EngineChoice.auto,
+    engine: Annotated[AskedEngine, typer.Option(help="What runs at --url.")] = AskedEngine(AUTO),
     tasks: Annotated[
         str | None,
         typer.Option(
@@ -66,11 +68,12 @@ def command(
     """
     if url is None and tasks is not None:
         raise TercelError("--tasks is what a running server is asked; give its --url too")
-    from tercel.doctor.engine_client import connect
+    from tercel.doctor.clients import connect
     from tercel.doctor.examine import as_loaded, examine, fits, without_comparison
     from tercel.doctor.http import Http
 
-    server = connect(Http.at(url, timeout), engine.value) if url is not None else None  # before anything is loaded
+    named = None if engine.value == AUTO else engine.value
+    server = connect(Http.at(url, timeout), named) if url is not None else None  # before anything is loaded
     loaded = open_target(target, model, exact=True)
     draft = read_beside(head, loaded, layer_ids)
     runs = fits(draft, loaded)

@@ -13,7 +13,7 @@ from tercel.decode.engine import Engine
 from tercel.decode.proposer import Proposer
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.vanilla import Vanilla
-from tercel.doctor.engine_client import SeenPrompt, Served, Server
+from tercel.doctor.engine_client import EngineClient, SeenPrompt, Served
 from tercel.doctor.findings import Finding
 from tercel.doctor.served_checks import (
     Acceptance,
@@ -29,7 +29,7 @@ from tercel.draft import DraftModel
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.measure.causes import Cause, rank_causes
-from tercel.measure.counters import told_shape
+from tercel.measure.counts import told_shape
 from tercel.measure.divergence import Progress
 from tercel.measure.intervals import Interval, proportion, ratio_of_totals, speedup
 from tercel.measure.probe import SLOTS, answer_all, answered
@@ -67,7 +67,7 @@ class ServingReport:
 
 
 def compare_with_server(
-    server: Server,
+    server: EngineClient,
     target: Target,
     model: DraftModel,
     questions: Sequence[Question],
@@ -112,7 +112,7 @@ def _counting_from(before: int, total: int, progress: Progress) -> Progress:
     return lambda done, _: progress(before + done, total)
 
 
-def _draft_of(server: Server, served: Sequence[Served]) -> TreeShape:
+def _draft_of(server: EngineClient, served: Sequence[Served]) -> TreeShape:
     """What the server drafts: as it says, or as its counters show."""
     draft = server.draft()
     counts = [answer.counts for answer in served]
@@ -127,7 +127,7 @@ def _draft_of(server: Server, served: Sequence[Served]) -> TreeShape:
 
 
 def _chat_prompt(
-    server: Server, target: Target, questions: Sequence[Question], prompt: Prompt
+    server: EngineClient, target: Target, questions: Sequence[Question], prompt: Prompt
 ) -> SeenPrompt | TercelError | None:
     """The server's own rendering of the question behind `prompt`; None for a target without a template."""
     question = next(question for question in questions if question.id == prompt.id)
@@ -141,7 +141,7 @@ def _chat_prompt(
 
 
 def _report(
-    server: Server,
+    server: EngineClient,
     target: Target,
     model: DraftModel,
     draft: TreeShape,

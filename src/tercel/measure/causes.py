@@ -11,7 +11,7 @@ from tercel.chat import TokenizedChat
 from tercel.draft import DraftModel
 from tercel.draft.shape import TreeShape
 from tercel.measure.chains import greedy_chains
-from tercel.measure.counters import Counts
+from tercel.measure.counts import Counts
 from tercel.measure.variants import AS_READ, faults
 from tercel.target_model.model import Target
 
