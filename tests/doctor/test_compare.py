@@ -17,7 +17,7 @@ from tercel.doctor.clients import connect
 from tercel.doctor.compare import ServingReport, compare_with_server
 from tercel.doctor.findings import Finding, Level
 from tercel.doctor.http import Http
-from tercel.doctor.served_checks import Acceptance, acceptance_finding
+from tercel.doctor.served_checks import PairedAcceptance, acceptance_finding
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
 from tercel.measure.causes import Cause
@@ -114,7 +114,7 @@ def test_a_fault_is_found_where_positions_are_not_told(world: World) -> None:
     ],
 )
 def test_how_sure_a_shortfall_is(ratio: Interval, text: Level, level: str, words: str) -> None:
-    there, here = (Acceptance(Interval(tau, tau - 0.1, tau + 0.1), None) for tau in (1.46, 1.58))
+    there, here = (PairedAcceptance(Interval(tau, tau - 0.1, tau + 0.1), None) for tau in (1.46, 1.58))
     cause = Cause("layer ids +1", 1.46, 0.1, True, "export it")
     found = acceptance_finding("vllm", there, here, ratio, [cause], Finding("server text", text, ""))
     assert (found.level, words in found.found) == (level, True), found

@@ -16,8 +16,8 @@ from tercel.decode.vanilla import Vanilla
 from tercel.doctor.engine_client import EngineClient, SeenPrompt, Served
 from tercel.doctor.findings import Finding
 from tercel.doctor.served_checks import (
-    Acceptance,
     Pair,
+    PairedAcceptance,
     acceptance_finding,
     differs,
     may_fall_short,
@@ -46,8 +46,8 @@ class ServingReport:
     draft: TreeShape
     prompts: int
     same_text: int
-    server: Acceptance
-    tercel: Acceptance
+    server: PairedAcceptance
+    tercel: PairedAcceptance
     ratio: Interval
     causes: tuple[Cause, ...]
     findings: tuple[Finding, ...]
@@ -180,18 +180,18 @@ def _columns(rows: Sequence[tuple[float, float]]) -> tuple[list[float], list[flo
     return [tokens for tokens, _ in rows], [steps for _, steps in rows]
 
 
-def _server_acceptance(pairs: Sequence[Pair], steps: Sequence[tuple[float, float]]) -> Acceptance:
+def _server_acceptance(pairs: Sequence[Pair], steps: Sequence[tuple[float, float]]) -> PairedAcceptance:
     told = [pair.served.counts.per_position for pair in pairs]
     if any(positions is None for positions in told):
-        return Acceptance(ratio_of_totals(*_columns(steps)), None)
+        return PairedAcceptance(ratio_of_totals(*_columns(steps)), None)
     known = [positions for positions in told if positions is not None]
     drafts, depth = int(sum(count for _, count in steps)), max(map(len, known))
     sums = [int(sum(positions[i] for positions in known if i < len(positions))) for i in range(depth)]
     shares = tuple(proportion(min(count, drafts), drafts) for count in sums)
-    return Acceptance(ratio_of_totals(*_columns(steps)), shares)
+    return PairedAcceptance(ratio_of_totals(*_columns(steps)), shares)
 
 
-def _own_acceptance(pairs: Sequence[Pair], steps: Sequence[tuple[float, float]], depth: int) -> Acceptance:
+def _own_acceptance(pairs: Sequence[Pair], steps: Sequence[tuple[float, float]], depth: int) -> PairedAcceptance:
     accepted = [count for pair in pairs for count in pair.drafted.accepted]
     shares = tuple(proportion(sum(count > i for count in accepted), len(accepted)) for i in range(depth))
-    return Acceptance(ratio_of_totals(*_columns(steps)), shares)
+    return PairedAcceptance(ratio_of_totals(*_columns(steps)), shares)

@@ -27,9 +27,9 @@ NOTHING = 1.05  # tokens a step below which a head is as good as none
 
 
 @dataclass(frozen=True)
-class Acceptance:
-    """tau: tokens a step, the target's own included. per_position: share of steps whose draft was accepted at least
-    that far; None where the server does not tell."""
+class PairedAcceptance:
+    """Of one side, on prompts that both were asked. tau: tokens a step, the target's own included. per_position: share
+    of steps whose draft was accepted at least that far; None where the server does not tell."""
 
     tau: Interval
     per_position: tuple[Interval, ...] | None
@@ -139,8 +139,8 @@ def traffic_finding(pairs: Sequence[Pair], draft: TreeShape) -> Finding | None:
 
 def acceptance_finding(
     engine: str,
-    there: Acceptance,
-    here: Acceptance,
+    there: PairedAcceptance,
+    here: PairedAcceptance,
     ratio: Interval,
     causes: Sequence[Cause],
     text: Finding,
@@ -177,7 +177,7 @@ def acceptance_finding(
     )
 
 
-def _first(acceptance: Acceptance) -> str:
+def _first(acceptance: PairedAcceptance) -> str:
     if not acceptance.per_position:
         return ""
     share = acceptance.per_position[0]

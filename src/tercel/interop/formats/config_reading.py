@@ -8,18 +8,18 @@ from tercel.draft import HeadConfig
 from tercel.draft.config import engine_default_layers
 from tercel.errors import TercelError
 from tercel.interop.formats.flags import read_flags
+from tercel.interop.formats.folder import ForeignFolder, size
 from tercel.interop.formats.layer_ids import Meaning, listed_layers, settle
 from tercel.interop.formats.makers import SPECULATORS
 from tercel.interop.formats.notes import Notes
 from tercel.interop.formats.rope import read_rope
-from tercel.interop.formats.source import Source, size
 from tercel.reading import short
 
 # what LlamaConfig takes where a config does not say
 DEFAULT_EPS, DEFAULT_POSITIONS = 1e-6, 2048
 
 
-def read_config(s: Source, notes: Notes, num_layers: int | None, layer_ids: Meaning | None) -> HeadConfig:
+def read_config(s: ForeignFolder, notes: Notes, num_layers: int | None, layer_ids: Meaning | None) -> HeadConfig:
     """Sizes, feature layers and flags; conventions and doubts go to `notes`.
 
     num_layers: the target's depth, if known; layer_ids: what listed ids mean, if the user says so.
@@ -62,7 +62,7 @@ def read_config(s: Source, notes: Notes, num_layers: int | None, layer_ids: Mean
         raise TercelError(f"{prefix}{error}") from error
 
 
-def _check_layer(s: Source) -> None:
+def _check_layer(s: ForeignFolder) -> None:
     """The kind of layer: one, of the Llama sort, attending to everything."""
     if not s.body:
         raise TercelError(f"{s.where} has no transformer_layer_config, where speculators keeps sizes; fetch it again")
@@ -84,7 +84,7 @@ def _check_layer(s: Source) -> None:
         raise TercelError(f"{s.where} says mlp_bias true, but {s.file} holds no such bias; tercel's heads have none")
 
 
-def _width(s: Source, hidden: int) -> int:
+def _width(s: ForeignFolder, hidden: int) -> int:
     """The target's hidden size, checked against `fc`."""
     fc = s.tensors.get("fc.weight")
     if fc is None or fc.ndim != 2:
@@ -105,7 +105,7 @@ def _width(s: Source, hidden: int) -> int:
 
 
 def _layers(
-    s: Source, wide: int, notes: Notes, num_layers: int | None, layer_ids: Meaning | None
+    s: ForeignFolder, wide: int, notes: Notes, num_layers: int | None, layer_ids: Meaning | None
 ) -> tuple[int, ...]:
     """Feature layers as inputs, as many as `fc` takes; empty where the config leaves them to the engines' default."""
     listed = listed_layers(s, notes)
@@ -142,7 +142,7 @@ def _layers(
     return layers
 
 
-def _vocabulary_sizes(s: Source) -> tuple[int, int]:
+def _vocabulary_sizes(s: ForeignFolder) -> tuple[int, int]:
     """The target's vocabulary and the draft's, checked against `lm_head`, `t2d`, `d2t` and the embeddings."""
     output = s.tensors.get("lm_head.weight")
     if output is not None and output.ndim != 2:
@@ -173,7 +173,7 @@ def _vocabulary_sizes(s: Source) -> tuple[int, int]:
     return whole, drafted
 
 
-def _head_dim(s: Source, hidden: int, heads: int) -> int:
+def _head_dim(s: ForeignFolder, hidden: int, heads: int) -> int:
     if s.body.get("head_dim") is not None:
         return size(s.body, "head_dim", s.where)
     usual = hidden // heads
@@ -186,14 +186,14 @@ def _head_dim(s: Source, hidden: int, heads: int) -> int:
     return usual
 
 
-def _eps(s: Source, notes: Notes) -> float:
+def _eps(s: ForeignFolder, notes: Notes) -> float:
     value = s.body.get("rms_norm_eps")
     if value is None:
         notes.holds("rms_norm_eps", f"{DEFAULT_EPS:g}", "not said; what a Llama config takes then")
     return DEFAULT_EPS if value is None else value
 
 
-def _positions(s: Source, notes: Notes) -> int:
+def _positions(s: ForeignFolder, notes: Notes) -> int:
     said = s.body.get("max_position_embeddings")
     limit = size(s.body, "max_position_embeddings", s.where, DEFAULT_POSITIONS)
     if limit <= DEFAULT_POSITIONS:
@@ -205,7 +205,7 @@ def _positions(s: Source, notes: Notes) -> int:
     return limit
 
 
-def _say_embeddings(s: Source, needed: bool, notes: Notes) -> None:
+def _say_embeddings(s: ForeignFolder, needed: bool, notes: Notes) -> None:
     own = "embed_tokens.weight" in s.tensors
     if needed and not own:
         raise TercelError(
@@ -217,7 +217,7 @@ def _say_embeddings(s: Source, needed: bool, notes: Notes) -> None:
     notes.holds("embeddings", value, f"embed_tokens.weight {'is' if own else 'is not'} in the file")
 
 
-def say_files(s: Source, left_out: tuple[str, ...], notes: Notes) -> None:
+def say_files(s: ForeignFolder, left_out: tuple[str, ...], notes: Notes) -> None:
     """Doubts that come from the files alone: precision, quantisation inherited from a target, tensors left out."""
     if any(tensor.dtype is torch.float16 for tensor in s.tensors.values()):
         notes.doubt("the weights are float16, which overflows on some targets (Qwen2's, for one): use bfloat16")

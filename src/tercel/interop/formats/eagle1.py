@@ -12,9 +12,9 @@ from torch import Tensor
 from tercel.draft import DraftModel, DraftVocabulary, Eagle1Config, HeadInfo, TrainingRecord
 from tercel.draft.load import build_head, check_tensors
 from tercel.errors import TercelError
+from tercel.interop.formats.folder import ForeignFolder, size
 from tercel.interop.formats.notes import Notes
 from tercel.interop.formats.rope import read_rope
-from tercel.interop.formats.source import Source, size
 
 FORMAT = "eagle1"
 # the target's output layer, which some files repeat; the target itself is there to lend it
@@ -62,7 +62,7 @@ def read_eagle1(
     tensors = {_native(name): tensor for name, tensor in stored.items() if _bare(name) not in _TARGETS_OWN}
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     where = path / "config.json"
-    settings = _settings(Source(config, config, tensors, FORMAT, file, where), notes, num_layers)
+    settings = _settings(ForeignFolder(config, config, tensors, FORMAT, file, where), notes, num_layers)
     if settings.attention_bias and "layer.self_attn.o_proj.bias" not in tensors:  # Qwen2's layers have three of four
         tensors["layer.self_attn.o_proj.bias"] = torch.zeros(tensors["fc.weight"].shape[0])
     check_tensors(settings, tensors, file)
@@ -81,7 +81,7 @@ def _native(name: str) -> str:
     return _bare(name).replace("layers.0.", "layer.")
 
 
-def _settings(s: Source, notes: Notes, num_layers: int | None) -> Eagle1Config:
+def _settings(s: ForeignFolder, notes: Notes, num_layers: int | None) -> Eagle1Config:
     if size(s.config, "num_hidden_layers", s.where, 1) != 1:
         raise TercelError(f"{s.where} describes an EAGLE-1 head of more than one layer; only those of one are read")
     hidden, heads = size(s.config, "hidden_size", s.where), size(s.config, "num_attention_heads", s.where)

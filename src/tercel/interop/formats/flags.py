@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tercel.errors import TercelError
+from tercel.interop.formats.folder import ForeignFolder, section
 from tercel.interop.formats.makers import SPECFORGE, SPECULATORS
 from tercel.interop.formats.notes import Notes
-from tercel.interop.formats.source import Source, section
 from tercel.reading import short
 
 
@@ -33,7 +33,7 @@ class Said:
     place: str
 
 
-def read_flags(s: Source, notes: Notes) -> Flags:
+def read_flags(s: ForeignFolder, notes: Notes) -> Flags:
     """Raises `TercelError` if a flag is no truth value, said twice differently, or denied by the tensors."""
     top = [("config.json", s.config)]
     nested = [*top, ("eagle_config", section(s.config, "eagle_config", s.where))]
@@ -64,7 +64,7 @@ def _said(places: list[tuple[str, Mapping[str, Any]]], names: tuple[str, ...], w
     return Said(found[0][0], f"{found[0][2]} of {found[0][1]}") if found else Said(None, "")
 
 
-def _seen(name: str, said: Said, tensor: str, s: Source, notes: Notes) -> bool:
+def _seen(name: str, said: Said, tensor: str, s: ForeignFolder, notes: Notes) -> bool:
     """A flag that brings tensors: these decide where the config says nothing, and may not contradict it."""
     there = tensor in s.tensors
     if said.value is None and there:

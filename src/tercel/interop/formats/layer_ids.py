@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tercel.errors import TercelError
+from tercel.interop.formats.folder import ForeignFolder, section
 from tercel.interop.formats.makers import ANGELSLIM_LIST, LIST, MODELOPT, SPECULATORS
 from tercel.interop.formats.notes import Notes
-from tercel.interop.formats.source import Source, section
 from tercel.reading import short
 
 Meaning = Literal["input", "output"]
@@ -36,7 +36,7 @@ class Listed:
     sure: bool
 
 
-def listed_layers(s: Source, notes: Notes) -> Listed | None:
+def listed_layers(s: ForeignFolder, notes: Notes) -> Listed | None:
     """The list of layer ids with its maker's habit; None if there is none.
 
     Raises `TercelError` if it is no list of layers, or two lists contradict each other.

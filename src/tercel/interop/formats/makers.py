@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tercel.errors import TercelError
+from tercel.interop.formats.folder import section
 from tercel.interop.formats.notes import Notes
-from tercel.interop.formats.source import section
 from tercel.reading import short
 
 SPECULATORS, MODELOPT, ANGELSLIM, SPECFORGE, SGLANG = "speculators", "modelopt", "angelslim", "specforge", "sglang"

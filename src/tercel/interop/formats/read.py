@@ -15,11 +15,11 @@ from tercel.errors import TercelError
 from tercel.interop.formats.config_reading import read_config, say_files
 from tercel.interop.formats.eagle1 import is_eagle1, read_eagle1
 from tercel.interop.formats.files import read_weights
+from tercel.interop.formats.folder import ForeignFolder, section
 from tercel.interop.formats.makers import ANGELSLIM, SPECULATORS, recognise
 from tercel.interop.formats.names import native
 from tercel.interop.formats.notes import Notes
 from tercel.interop.formats.rope import DEFAULT_THETA
-from tercel.interop.formats.source import Source, section
 from tercel.reading import check_readable, read_json
 
 LayerIds = Literal["auto", "input", "output"]
@@ -60,7 +60,7 @@ def read_head(
     maker = recognise(config, where, notes)
     tensors, left_out = native(weights.tensors, weights.file)
     body = section(config, "transformer_layer_config", where) if maker == SPECULATORS else config
-    found = Source(config, body, tensors, maker, weights.file, where)
+    found = ForeignFolder(config, body, tensors, maker, weights.file, where)
     head = read_config(found, notes, num_layers, None if layer_ids == "auto" else layer_ids)
     say_files(found, left_out, notes)
     _doubt_trained_base(found, head, notes)
@@ -90,7 +90,7 @@ def _own(path: Path, dtype: torch.dtype, device: str, num_layers: int | None, la
     return model
 
 
-def _maps(found: Source, head: HeadConfig, notes: Notes) -> dict[str, Tensor]:
+def _maps(found: ForeignFolder, head: HeadConfig, notes: Notes) -> dict[str, Tensor]:
     """The tensors with the vocabulary's maps as they are meant: unused ones dropped, wrong ones refused or doubted.
 
     A whole vocabulary needs none, and trainers then leave theirs as they were made (SpecForge's t2d all true,
@@ -126,7 +126,7 @@ def _absolute(d2t: Tensor, t2d: Tensor) -> bool:
     return bool(chosen[-1] >= len(chosen)) and torch.equal(d2t.long().sort().values, chosen)
 
 
-def _doubt_trained_base(found: Source, head: HeadConfig, notes: Notes) -> None:
+def _doubt_trained_base(found: ForeignFolder, head: HeadConfig, notes: Notes) -> None:
     """AngelSlim (0.5) trains plain RoPE with the base 10000 whatever its config says (llama_eagle3.py, _init_rope)."""
     theta = head.rope_parameters["rope_theta"]
     if found.maker == ANGELSLIM and head.rope_parameters["rope_type"] == "default" and theta != DEFAULT_THETA:

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from tercel.errors import TercelError
+from tercel.interop.formats.folder import ForeignFolder, section
 from tercel.interop.formats.notes import Notes
-from tercel.interop.formats.source import Source, section
 from tercel.reading import short
 
 DEFAULT_THETA = 10000.0
 _NOT_PARAMETERS = ("type", "mrope_section", "mrope_interleaved", "partial_rotary_factor")
 
 
-def read_rope(s: Source, notes: Notes) -> dict[str, Any]:
+def read_rope(s: ForeignFolder, notes: Notes) -> dict[str, Any]:
     """`rope_type`, `rope_theta` and what the type needs, from `rope_parameters`, `rope_scaling` and `rope_theta`.
 
     Raises `TercelError` if they contradict each other, or only a part of each head is rotated.

@@ -14,7 +14,7 @@ from tercel.reading import short
 
 
 @dataclass(frozen=True)
-class Source:
+class ForeignFolder:
     """config: the whole config.json; body: the part with the layer's sizes, which is the config itself but for
     speculators' `transformer_layer_config`; tensors: by this package's names; maker: one of `makers`' names; file
     and where: weights and config, as sentences name them.
