@@ -34,20 +34,14 @@ from tercel.decode.vanilla import Vanilla
 from tercel.draft import DraftModel
 from tercel.draft.shape import TreeShape
 from tercel.files import write_json
+from tercel.interop.engines import ENGINES
 from tercel.interop.export import export_head
 from tercel.measure.intervals import proportion, speedup
 from tercel.measure.tasks import first_prompts, parse_tasks
 from tercel.target_model.model import Target
 
 HERE = Path(__file__).resolve().parent
-VENVS = {
-    "vllm": ".venv-vllm",
-    "speculators": ".venv-vllm",
-    "openvino": ".venv-openvino",
-    "llamacpp": ".venv-llamacpp",
-    "sglang": ".venv-sglang",
-    "trtllm": ".venv-trtllm",
-}
+VENVS = {name: f".venv-{engine.run_by}" for name, engine in ENGINES.items()}
 ON_CPU = ("vllm", "speculators", "openvino", "llamacpp")  # the other two need a GPU
 CONTEXT = 2048
 
@@ -83,7 +77,6 @@ def reference(target: Target, model: DraftModel, tasks: str, max_new_tokens: int
 
 def run_engine(engine: str, places: Places, reference: Reference, args: argparse.Namespace, **job: Any) -> Any:
     """One run of an engine's runner in its own environment."""
-    name = "vllm" if engine == "speculators" else engine
     job = {
         "prompts": reference.prompts,
         "max_new_tokens": args.max_new_tokens,
@@ -101,7 +94,7 @@ def run_engine(engine: str, places: Places, reference: Reference, args: argparse
     log = places.work / f"{stem}.out"
     with log.open("w") as stream:
         code = subprocess.run(
-            [python, HERE / f"run_{name}.py", job_file, result_file],
+            [python, HERE / f"run_{ENGINES[engine].run_by}.py", job_file, result_file],
             env=environment(engine, places.venvs / VENVS[engine], args.threads),
             stdout=stream,
             stderr=subprocess.STDOUT,

@@ -20,7 +20,7 @@ from tercel.cli.export import command
 from tercel.draft import DraftVocabulary, TrainingRecord, save_head
 from tercel.errors import TercelError
 from tercel.interop import export as export_module
-from tercel.interop.engines import ENGINES, find
+from tercel.interop.engines import ENGINES, find, sglang
 from tercel.interop.engines.limits import check_expressible
 from tercel.interop.engines.vllm import Vllm
 from tercel.interop.formats.read import read_head
@@ -144,6 +144,16 @@ def test_sglang_reads_ids_by_the_family_of_the_target(tmp_path: Path) -> None:
     assert export(usual, "sglang", tmp_path / "b", target={"model_type": "deepseek_v3"}).warnings == ()
     with pytest.raises(TercelError, match="only if the first one is 1"):
         export(other, "sglang", tmp_path / "c", target={"model_type": "deepseek_v3"})
+
+
+def test_a_family_that_the_writer_forgot_is_found_by_the_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writer and reader keep lists of their own; from one list, one mistake would fool both."""
+    monkeypatch.setattr(sglang, "_NOT_OUTPUTS", ())
+    with pytest.raises(TercelError, match="would capture the inputs of layers 2, 3, 5"):
+        export(draft(feature_layers=(3, 4, 6)), "sglang", tmp_path / "out", target={"model_type": "deepseek_v3"})
+    assert not (tmp_path / "out").exists()
 
 
 @settings(max_examples=12, deadline=None)
