@@ -14,6 +14,7 @@ import torch
 
 from tercel import Eagle3, Engine, Request, SamplingParams, Target, TreeShape, load_draft
 from tercel.chat import TokenizedChat, load_chats
+from tercel.draft.acceptance import acceptance_length, tokens_of_steps
 from tercel.train.acceptance import simulate
 from tercel.train.batches import split, usable
 from tercel.train.config import Objective
@@ -37,7 +38,7 @@ def main() -> None:
     for prompt, result in zip(prompts, results, strict=True):
         produced = [False] * len(prompt) + [True] * len(result.tokens)
         batches.append(supply.batch([TokenizedChat.of("answer", [*prompt, *result.tokens], produced)]))
-    decoded = sum(len(r.tokens) - 1 for r in results) / sum(r.steps for r in results)
+    decoded = acceptance_length(sum(tokens_of_steps(r.tokens) for r in results), sum(r.steps for r in results))
     walked = simulate(draft.eagle3, batches, supply.to_draft, Objective(steps=STEPS)).tau
     print(f"decoded {decoded:.4f}, walked {walked:.4f}")
 

@@ -32,6 +32,7 @@ from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import DraftModel
+from tercel.draft.acceptance import count_chains
 from tercel.draft.shape import TreeShape
 from tercel.files import write_json
 from tercel.interop.engines import ENGINES
@@ -72,7 +73,7 @@ def reference(target: Target, model: DraftModel, tasks: str, max_new_tokens: int
     chain = Engine(target, Eagle3(model, target, TreeShape.chain(k))).generate(asked)
     steps = [taken for result in chain for taken in result.accepted]
     assert [list(r.tokens) for r in chain] == answers, "this package's own chain is not lossless"
-    return Reference(prompts, answers, len(steps), [sum(s > place for s in steps) for place in range(k)])
+    return Reference(prompts, answers, len(steps), list(count_chains(steps, [k] * len(steps), k).right))
 
 
 def run_engine(engine: str, places: Places, reference: Reference, args: argparse.Namespace, **job: Any) -> Any:

@@ -10,8 +10,8 @@ from rich.console import Console
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
+from tercel.draft.acceptance import NAlpha
 from tercel.errors import TercelError
-from tercel.measure.acceptance import NAlpha
 from tercel.measure.bench import BenchProgress, BenchSettings, run_bench
 from tercel.measure.methods import EngineMethod, Run, TransformersMethod
 from tercel.measure.report import bench_table, plot_bench
@@ -181,7 +181,7 @@ def test_table_and_picture(tmp_path: Path) -> None:
     methods, _ = clockworks()
     tasks = [TALK, Task("one", TALK.questions[1:])]
     report = run_bench(chat_target(), methods, tasks, BenchSettings(PARAMS, head="head"))
-    report = replace(report, n_alpha=NAlpha((0.5, None), (4, 0)))
+    report = replace(report, n_alpha=NAlpha((2, 0), (4, 0)))
     assert report.to_json()["n_alpha"] == [0.5, None]
     console = Console(width=160, record=True, quiet=False, file=(tmp_path / "out").open("w"))
     console.print(bench_table(report))

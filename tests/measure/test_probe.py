@@ -114,14 +114,14 @@ def test_walked_rows_are_the_steps_of_a_decoder(world: World) -> None:
         if variant.setting.startswith("draft vocabulary"):
             continue  # drafts are fed back by their true ids there
         decoded = world.decoded(variant.model)
-        walked = [chain.walk() for chain in greedy_chains(variant.model, world.target, answers, STEPS)]
+        walked = [chain.walk().runs.tolist() for chain in greedy_chains(variant.model, world.target, answers, STEPS)]
         assert walked == [list(decoded[prompt.tokens].accepted) for prompt in world.prompts], variant.setting
 
 
 def test_a_head_without_its_map(world: World) -> None:
     answers = greedy_answers(world.target, world.prompts, ANSWER)
     chains = greedy_chains(without_map(world.head), world.target, answers, STEPS)
-    assert all(set(chain.walk()) == {0} for chain in chains)
+    assert all(set(chain.walk().runs.tolist()) == {0} for chain in chains)
 
 
 def test_chains_by_hand(world: World) -> None:
@@ -129,8 +129,8 @@ def test_chains_by_hand(world: World) -> None:
     (chain,) = greedy_chains(world.head, world.target, answer, STEPS)
     assert chain.room.tolist() == [3, 3, 3, 2, 1]  # five tokens behind the first
     assert all(chain.runs <= chain.room)
-    assert chain.right(0)[1] == 5
-    assert chain.right(2)[1] <= 3
+    assert chain.count(STEPS).seen[0] == 5
+    assert chain.count(STEPS).seen[2] <= 3
 
 
 def test_the_table_can_be_read(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,7 @@ def test_the_walk_makes_the_steps_of_decoding(temperature):
     head, supply = world.model.eagle3, world.supply
     batch = supply.batch(world.chats)
     result = training_time_test(head, batch, supply.to_draft, Objective(steps=DEPTH))
-    walked = [chain.walk() for chain in chains_of(result, batch, supply.to_draft)]
+    walked = [chain.walk().runs.tolist() for chain in chains_of(result, batch, supply.to_draft)]
     assert walked == [list(r.accepted) for r in world.results if r.steps]
     assert {0, 1, DEPTH} < {accepted for steps in walked for accepted in steps}  # or the test would say little
     parts = (supply.batch(part) for part in (world.chats[:1], world.chats[1:]))
@@ -132,7 +132,7 @@ def test_answers_begin_where_prefill_has_given_the_first_token():
     chains = chains_of(result, batch, supply.to_draft)
     assert [chain.runs.tolist() for chain in chains] == [[2, 1, 0, 1], [1], [2, 1]]
     assert [chain.room.tolist() for chain in chains] == [[3, 3, 2, 1], [1], [2, 1]]
-    assert [chain.walk() for chain in chains] == [[2, 1], [1], [2]]
+    assert [chain.walk().runs.tolist() for chain in chains] == [[2, 1], [1], [2]]
     got = simulate(head, [batch], supply.to_draft, Objective(steps=3))
     assert (got.alpha, got.tau, got.steps) == ((1.0, 2 / 2, 0 / 1), 7 / 4, 4)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tercel.decode.proposer import Proposer
     from tercel.decode.sampling import SamplingParams
     from tercel.draft import DraftModel
-    from tercel.measure.acceptance import NAlpha
+    from tercel.draft.acceptance import NAlpha
     from tercel.measure.bench import BenchProgress, BenchSettings
     from tercel.measure.methods import Method
     from tercel.measure.summary import BenchReport

@@ -75,6 +75,10 @@ class DraftTree:
         """The node's children, ascending."""
         return tuple(self._children[node])
 
+    def child(self, node: int, token: int) -> int | None:
+        """The first child of the node that holds the token; None if there is none."""
+        return next((child for child in self._children[node] if self.token_list[child] == token), None)
+
     @cached_property
     def depths(self) -> Tensor:
         """Distance from the root, long [N]: the target position is the root's plus this."""

@@ -12,6 +12,7 @@ from tercel.decode.draft_tree import DraftTree
 from tercel.decode.generation_config import sampling_for
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.stopping import Emission
+from tercel.draft.acceptance import acceptance_length, tokens_of_steps
 from tercel.target_model.model import Target
 
 
@@ -77,8 +78,8 @@ class GenerationResult:
 
     @property
     def tau(self) -> float:
-        """Acceptance length: tokens a target forward, its own included; the first token is prefill's."""
-        return (len(self.tokens) - 1) / self.steps if self.steps else 1.0
+        """Acceptance length."""
+        return acceptance_length(tokens_of_steps(self.tokens), self.steps)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def verify(
     def decide(node: int) -> tuple[int, int | None]:
         known = -1 if best is None else best[node]
         token = known if known >= 0 else choose_token(logits[node], params, history, stream)
-        return token, next((c for c in tree.children(node) if tree.token_list[c] == token), None)
+        return token, tree.child(node, token)
 
     return _walk(tree, history, decide)
 

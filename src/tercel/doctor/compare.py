@@ -26,6 +26,7 @@ from tercel.doctor.served_checks import (
     traffic_finding,
 )
 from tercel.draft import DraftModel
+from tercel.draft.acceptance import count_chains, tokens_of_steps
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.measure.causes import Cause, rank_causes
@@ -152,7 +153,7 @@ def _report(
     if not usable:
         raise TercelError("every answer ended before a draft could be verified; give longer --tasks")
     theirs = [_steps_of(pair.served) for pair in usable]
-    ours = [(float(len(pair.drafted.tokens) - 1), float(pair.drafted.steps)) for pair in usable]
+    ours = [(float(tokens_of_steps(pair.drafted.tokens)), float(pair.drafted.steps)) for pair in usable]
     ratio = speedup(*_columns(theirs), *_columns(ours))
     there, here = _server_acceptance(usable, theirs), _own_acceptance(usable, ours, draft.depth)
     same = [differs(target, pair) is None for pair in pairs]
@@ -169,11 +170,11 @@ def _report(
 
 
 def _steps_of(served: Served) -> tuple[float, float]:
-    """Tokens behind an answer's first, and the steps that made them.
+    """What an answer's steps yielded, and how many they were.
 
     Not the accepted drafts: some engines count those that an answer's end cut off, and some do not draft them.
     """
-    return float(served.length - 1), served.counts.drafts
+    return float(tokens_of_steps(served.length)), served.counts.drafts
 
 
 def _columns(rows: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
@@ -193,5 +194,6 @@ def _server_acceptance(pairs: Sequence[Pair], steps: Sequence[tuple[float, float
 
 def _own_acceptance(pairs: Sequence[Pair], steps: Sequence[tuple[float, float]], depth: int) -> PairedAcceptance:
     accepted = [count for pair in pairs for count in pair.drafted.accepted]
-    shares = tuple(proportion(sum(count > i for count in accepted), len(accepted)) for i in range(depth))
+    chains = count_chains(accepted, [depth] * len(accepted), depth)
+    shares = tuple(proportion(right, len(accepted)) for right in chains.right)
     return PairedAcceptance(ratio_of_totals(*_columns(steps)), shares)

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from tercel.draft import DraftModel
+from tercel.draft.acceptance import joint
 from tercel.interop.engines import ExportJob, ServingEngine
 from tercel.interop.proof import Proven
 
@@ -54,10 +55,7 @@ def _expected(model: DraftModel) -> str:
     held_out = model.info.measured.held_out
     if held_out is None:
         return "Nothing was measured on this head."
-    reached, chances = 1.0, []
-    for a in held_out.alpha:
-        reached *= a
-        chances.append(f"{reached:.0%}")
+    chances = [f"{chance:.0%}" for chance in joint(held_out.alpha)]
     return (
         f"On held-out text a greedy chain of {len(chances)} kept {held_out.tau:.2f} tokens a step (the target's own "
         f"included); its first to last drafted token was accepted in {', '.join(chances)} of the steps. Other prompts "

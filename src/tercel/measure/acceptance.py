@@ -4,22 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Request
+from tercel.draft.acceptance import NAlpha, count_chains, tokens_of_steps
 from tercel.errors import TercelError
 from tercel.measure.methods import Generator
 from tercel.measure.tasks import Prompt
-
-
-@dataclass(frozen=True)
-class NAlpha:
-    """alpha[n]: share of right drafts at chain position `n`, given that all before were right; None if no
-    draft was ever tried there. seen[n]: how many were tried."""
-
-    alpha: tuple[float | None, ...]
-    seen: tuple[int, ...]
 
 
 def n_alpha(
@@ -48,20 +40,17 @@ def count_alpha(results: Iterable[GenerationResult], depth: int) -> NAlpha:
     of the next draft, so that one is neither right nor wrong.
     Raises `TercelError` if a step accepted more than `depth` drafts: then the chain was not that deep.
     """
-    tried, right = [0] * depth, [0] * depth
+    accepted: list[int] = []
+    room: list[int] = []
     for result in results:
-        last_emitted = len(result.tokens) - 1 - sum(accepted + 1 for accepted in result.accepted[:-1])
-        for step, accepted in enumerate(result.accepted):
-            if accepted > depth:
-                raise TercelError(
-                    f"a step accepted {accepted} drafts, but the chain is said to be {depth} deep; "
-                    "pass the depth of the engine's chain"
-                )
-            cut = step == len(result.accepted) - 1 and last_emitted <= accepted
-            for n in range(accepted):
-                tried[n] += 1
-                right[n] += 1
-            if accepted < depth and not cut:
-                tried[accepted] += 1
-    alpha = tuple(good / of if of else None for good, of in zip(right, tried, strict=True))
-    return NAlpha(alpha, tuple(tried))
+        accepted += result.accepted
+        room += [depth] * len(result.accepted)
+        if result.accepted:
+            last_emitted = tokens_of_steps(result.tokens) - sum(taken + 1 for taken in result.accepted[:-1])
+            room[-1] = min(depth, last_emitted)
+    if accepted and max(accepted) > depth:
+        raise TercelError(
+            f"a step accepted {max(accepted)} drafts, but the chain is said to be {depth} deep; "
+            "pass the depth of the engine's chain"
+        )
+    return count_chains(accepted, room, depth)

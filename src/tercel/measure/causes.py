@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from tercel.chat import TokenizedChat
 from tercel.draft import DraftModel
+from tercel.draft.acceptance import NAlpha, count_chains
 from tercel.draft.shape import TreeShape
 from tercel.measure.chains import greedy_chains
 from tercel.measure.counts import Counts
 from tercel.measure.variants import AS_READ, faults
 from tercel.target_model.model import Target
+from tercel.train.acceptance import walk_all
 
 NEAR = 0.1  # a fault explains what was measured if its tokens a step are within this share of it
 
@@ -48,14 +52,16 @@ def rank_causes(
     simulated = []
     for variant in faults(model, target):
         chains = greedy_chains(variant.model, target, answers, draft.depth)
-        walks = [step for chain in chains for step in chain.walk()]
-        simulated.append((variant, sum(len(chain.runs) for chain in chains) / len(walks), walks))
+        walked, tau = walk_all(chains)
+        # a server counts drafts past an answer's end among the wrong ones, so that every chain is tried to its end
+        alpha = count_chains(walked.runs, torch.full_like(walked.runs, draft.depth), draft.depth)
+        simulated.append((variant, tau, alpha))
     as_read = simulated[0][1]
     told = draft.top_k == 1 and all(c.per_position is not None for c in counts)
     causes = []
-    for variant, tau, walks in simulated:
+    for variant, tau, alpha in simulated:
         apart = abs(math.log(tau / as_read / ratio))
-        distance = _unlikeness(walks, counts, draft.depth) if told else apart
+        distance = _unlikeness(alpha, counts) if told else apart
         causes.append((variant, tau, distance, apart))
     limit = next(distance for variant, _, distance, _ in causes if variant.setting == AS_READ)
     ranked = sorted((c for c in causes if c[0].setting != AS_READ), key=lambda cause: cause[2])
@@ -65,13 +71,12 @@ def rank_causes(
     )
 
 
-def _unlikeness(walks: Sequence[int], counts: Sequence[Counts], depth: int) -> float:
+def _unlikeness(alpha: NAlpha, counts: Sequence[Counts]) -> float:
     """Mean negative log-likelihood of the server's drafts, each right or wrong with the simulated probability of its
     position given that those before were right."""
     total, tries = 0.0, 0.0
-    for position in range(depth):
-        reached = [walk for walk in walks if walk >= position]
-        share = (sum(walk > position for walk in reached) + 0.5) / (len(reached) + 1)
+    for position, (drafted_right, seen) in enumerate(zip(alpha.right, alpha.seen, strict=True)):
+        share = (drafted_right + 0.5) / (seen + 1)
         tried = sum(c.drafts if position == 0 else _at(c, position - 1) for c in counts)
         right = sum(_at(c, position) for c in counts)
         total -= right * math.log(share) + max(tried - right, 0.0) * math.log(1 - share)

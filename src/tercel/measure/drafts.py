@@ -73,8 +73,7 @@ class _Tree:
             if node is None or node not in self._drafted:
                 break
             opinions.append(self._drafted[node])
-            children = self._tree.children(node)
-            node = next((child for child in children if self._tree.token_list[child] == token), None)
+            node = self._tree.child(node, token)
         return opinions
 
 

@@ -139,9 +139,7 @@ def answered(prompt: Prompt, tokens: Sequence[int]) -> TokenizedChat:
 
 
 def _row(variant: Variant, chains: Sequence[Chains], base: Sequence[Chains]) -> ProbeRow:
-    counts = [[chain.right(step) for chain in chains] for step in range(DEPTH)]
-    sums = [tuple(map(sum, zip(*step, strict=True))) for step in counts]
-    alpha = tuple(right / tried if tried else None for right, tried in sums)
+    alpha = Chains.joined(chains).count(DEPTH).alpha
     tokens, places = _pieces(chains)
     gain = speedup(tokens, places, *_pieces(base))
     return ProbeRow(variant.setting, alpha, ratio_of_totals(tokens, places), gain, variant.remedy)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tercel.decode.sampling import SamplingParams
-from tercel.measure.acceptance import NAlpha
+from tercel.draft.acceptance import NAlpha, tokens_of_steps
 from tercel.measure.intervals import Interval, mean_of_ratios, proportion, ratio_of_totals, speedup
 from tercel.measure.methods import Run
 
@@ -28,8 +28,8 @@ class QuestionRow:
         return sum(run.seconds for run in self.runs[method])
 
     def drafted_tokens(self, method: str) -> int:
-        """Tokens after each answer's first, which is prefill's: what `steps` forwards have appended."""
-        return sum(len(run.tokens) - 1 for run in self.runs[method])
+        """What `steps` forwards have appended."""
+        return sum(tokens_of_steps(run.tokens) for run in self.runs[method])
 
     def steps(self, method: str) -> int:
         return sum(run.steps for run in self.runs[method])
@@ -58,10 +58,9 @@ class QuestionRow:
 class MethodSummary:
     """One method on one task.
 
-    tau: tokens a target forward, its own included, first token of an answer excluded; None if every answer
-    ended with its first token. speedup: over token-by-token decoding by the same loop; speedup_per_question:
-    the mean of the questions' own ratios. identical: share of questions answered with the same token ids as
-    `vanilla` (None where they need not be: stock sampling). questions: how many were asked.
+    tau: acceptance length; None if every answer ended with its first token. speedup: over token-by-token decoding by
+    the same loop; speedup_per_question: the mean of the questions' own ratios. identical: share of questions answered
+    with the same token ids as `vanilla` (None where they need not be: stock sampling). questions: how many were asked.
     """
 
     tokens: int

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tercel.draft.acceptance import NAlpha, acceptance_length, count_chains
 from tercel.draft.alignment import predicted, supervised_runs
 from tercel.draft.eagle3 import Eagle3Head
 from tercel.draft.history import HeldOut
@@ -30,26 +31,29 @@ class Chains:
     runs: Tensor
     room: Tensor
 
-    def right(self, step: int) -> tuple[int, int]:
-        """(right, tried) drafts at `step` of the chain, over all places where those before were right."""
-        return _right(self.runs, self.room, step)
-
-    def places(self) -> list[int]:
-        """Where a decoder begins its steps, as indices of `runs`."""
+    def walk(self) -> Chains:
+        """Only the places where a decoder begins its steps: the target's own token comes on top of what it accepts."""
         found, at = [], 0
         while at < len(self.runs):
             found.append(at)
             at += int(self.runs[at]) + 1
-        return found
+        return Chains(self.runs[found], self.room[found])
 
-    def walk(self) -> list[int]:
-        """Accepted drafts of each step of a decoder; the target's own token comes on top."""
-        return self.runs[self.places()].tolist()
+    def count(self, depth: int) -> NAlpha:
+        """What is right at each depth of chains of `depth` drafts, begun at every place."""
+        return count_chains(self.runs, self.room, depth)
+
+    @classmethod
+    def joined(cls, chains: Sequence[Chains]) -> Chains:
+        """Those of several answers as if of one."""
+        none = torch.zeros(0, dtype=torch.long)
+        return cls(torch.cat([none, *(c.runs for c in chains)]), torch.cat([none, *(c.room for c in chains)]))
 
 
-def _right(runs: Tensor, room: Tensor, step: int) -> tuple[int, int]:
-    tried = (runs >= step) & (room > step)
-    return int((tried & (runs > step)).sum()), int(tried.sum())
+def walk_all(chains: Sequence[Chains]) -> tuple[Chains, float]:
+    """The steps of a decoder over several answers, and their τ: every place of an answer is a token of a step."""
+    steps = Chains.joined([chain.walk() for chain in chains])
+    return steps, acceptance_length(sum(len(chain.runs) for chain in chains), len(steps.runs))
 
 
 def chains_of(result: TTTResult, batch: Batch, to_draft: Tensor) -> list[Chains]:
@@ -98,15 +102,6 @@ def simulate(head: Eagle3Head, batches: Iterable[Batch], to_draft: Tensor, objec
         chains += chains_of(result, batch, to_draft)
     counts = total.rows if objective.average == "token" else (total.sequences,) * objective.steps
     loss = sum(value / max(count, 1) for value, count in zip(losses, counts, strict=True))
-    return _walked(chains, objective.steps, loss)
-
-
-def _walked(chains: Sequence[Chains], depth: int, loss: float) -> HeldOut:
-    begun = [(chain, torch.tensor(chain.places())) for chain in chains]
-    none = torch.zeros(0, dtype=torch.long)
-    runs = torch.cat([none, *(chain.runs[places] for chain, places in begun)])
-    room = torch.cat([none, *(chain.room[places] for chain, places in begun)])
-    alpha = [right / max(tried, 1) for right, tried in (_right(runs, room, step) for step in range(depth))]
-    tokens = sum(len(chain.runs) for chain in chains)  # every place is a token after the first
-    tau = tokens / len(runs) if len(runs) else 1.0
-    return HeldOut(alpha=tuple(alpha), tau=tau, steps=len(runs), loss=loss)
+    walked, tau = walk_all(chains)
+    alpha = tuple(value or 0.0 for value in walked.count(objective.steps).alpha)
+    return HeldOut(alpha=alpha, tau=tau, steps=len(walked.runs), loss=loss)
