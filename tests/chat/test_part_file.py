@@ -180,13 +180,14 @@ def test_answers_of_two_days_are_asked_for_on_one(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("recorded", [None, "yesterday", "2025-03-05T06:07:08"])
 def test_answers_with_and_without_a_date_are_not_mixed(tmp_path: Path, recorded: str | None) -> None:
-    """recorded: what the first run kept of its date, which a template without one does not have."""
+    """recorded: what the first run is said to have kept of its date, which a template without one does not have."""
     out, dated = tmp_path / "out.jsonl", make_tokenizer("chatml")
     if recorded != "2025-03-05T06:07:08":
         dated.chat_template = "{{ strftime_now('%Y') ~ '\n' }}" + CHATML
+    prompts = [asks("a", "x"), asks("b", "y")]
     with pytest.raises(Killed):
-        run([asks("a", "x"), asks("b", "y")], Echo(1, die_after=1), out)
+        regenerate(prompts, Echo(1, die_after=1), out, tokenizer=dated, settings=SETTINGS, in_flight=1)
     sidecar = tmp_path / "out.jsonl.settings.json"
     sidecar.write_text(json.dumps({**json.loads(sidecar.read_text("utf-8")), "rendered_at": recorded}))
     with pytest.raises(TercelError, match="was begun with rendered_at "):
-        regenerate([asks("a", "x"), asks("b", "y")], Echo(), out, tokenizer=dated, settings=SETTINGS)
+        regenerate(prompts, Echo(), out, tokenizer=dated, settings=SETTINGS)

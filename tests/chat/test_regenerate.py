@@ -6,8 +6,10 @@ import json
 import os
 import random
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -198,7 +200,7 @@ def test_other_settings_or_prompts_are_refused(tmp_path: Path) -> None:
         run(prompts, Echo(), out, temperature=0.5)
     with pytest.raises(TercelError, match=r"was begun with template_arguments None, not \{'style': 'x'\}"):
         run(prompts, Echo(), out, template_arguments={"style": "x"})
-    with pytest.raises(TercelError, match="prompts_sha256"):
+    with pytest.raises(TercelError, match="was begun with other prompts; continue with those"):
         run([asks("a", "x"), asks("b", "z")], Echo(), out)
     with pytest.raises(TercelError, match="prompts 2, not 3"):
         run([*prompts, asks("c", "z")], Echo(), out)
@@ -207,6 +209,35 @@ def test_other_settings_or_prompts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TercelError, match=r"has no out\.jsonl\.settings\.json beside it"):
         run(prompts, Echo(), out)
     assert (tmp_path / "out.jsonl.part").read_bytes() == before
+
+
+def edited(tokenizer: Any) -> None:
+    tokenizer.chat_template += "{# a word more #}"
+
+
+def of_several(tokenizer: Any) -> None:
+    tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": "{{ tools }}"}
+
+
+def with_an_argument(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{% set style = 'x' %}" + tokenizer.chat_template
+
+
+def with_another_token(tokenizer: Any) -> None:
+    tokenizer.pad_token = "a"
+
+
+@pytest.mark.parametrize("change", [edited, of_several, with_an_argument, with_another_token])
+def test_prompts_of_two_templates_are_not_mixed(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    out = tmp_path / "out.jsonl"
+    prompts = begun(out)
+    before = (tmp_path / "out.jsonl.part").read_bytes()
+    other = make_tokenizer("chatml")
+    change(other)
+    with pytest.raises(TercelError, match="another chat template, or other special tokens; continue with those"):
+        regenerate(prompts, Echo(), out, tokenizer=other, settings=SETTINGS)
+    assert (tmp_path / "out.jsonl.part").read_bytes() == before
+    assert run(prompts, Echo(), out).answered == 1  # the one that it was begun with goes on
 
 
 @pytest.mark.parametrize("killed", [False, True])

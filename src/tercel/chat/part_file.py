@@ -19,6 +19,10 @@ from tercel.files import require_free, sync, write_json
 from tercel.growing import json_lines
 from tercel.reading import read_json, short
 
+PROMPTS, TEMPLATE = "prompts_sha256", "chat_template"
+# what a digest stands for, where it differs: a person cannot compare the two
+_DIGESTS = {PROMPTS: "other prompts", TEMPLATE: "another chat template, or other special tokens"}
+
 
 def settings_file(out: Path) -> Path:
     """What the answers in `out` depend on, kept beside it."""
@@ -38,7 +42,7 @@ def claim(
     digest = hashlib.sha256()
     for conversation in conversations:
         digest.update(json.dumps(conversation.to_json(), sort_keys=True).encode())
-    mine = {**settings, "prompts": len(conversations), "prompts_sha256": digest.hexdigest()}
+    mine = {**settings, "prompts": len(conversations), PROMPTS: digest.hexdigest()}
     mine[dates.RECORD] = moment and moment.isoformat(timespec="seconds")
     if os.path.lexists(part) and not part.is_file():
         raise TercelError(f"{part} is not a file; move it away, or choose another output")
@@ -53,9 +57,9 @@ def claim(
         mine[dates.RECORD] = theirs[dates.RECORD]
     for name, value in mine.items():
         if theirs.get(name) != value:
+            other = _DIGESTS.get(name) or f"{name} {short(theirs.get(name))}, not {short(value)}"
             raise TercelError(
-                f"{part} was begun with {name} {short(theirs.get(name))}, not {short(value)}; continue with those "
-                "settings, remove it, or choose another output"
+                f"{part} was begun with {other}; continue with those, remove it, or choose another output"
             )
     return began
 
@@ -65,7 +69,7 @@ def _read_settings(sidecar: Path) -> dict[str, Any] | None:
     if not os.path.lexists(sidecar):
         return None
     settings = read_json(sidecar, "move it away to start over")
-    if "prompts_sha256" not in settings:
+    if PROMPTS not in settings:
         raise TercelError(f"{sidecar} does not hold the settings of an earlier run; move it away")
     return settings
 

@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerBase
 from tercel.chat import dates
 from tercel.chat.answering import ENDS, Answering
 from tercel.chat.conversation import Conversation
-from tercel.chat.part_file import append_line, appending, claim, drop_if_empty, finish, finished_ids
+from tercel.chat.identity import template_digest
+from tercel.chat.part_file import TEMPLATE, append_line, appending, claim, drop_if_empty, finish, finished_ids
 from tercel.chat.render import answer_text
 from tercel.chat.template import require_template, serving_prompt
 from tercel.errors import TercelError
@@ -110,14 +111,14 @@ def regenerate(
 
     Assistant and tool turns of the source are discarded; user turns in a row are answered each in turn. Lines
     go to `out_path` + ".part" as conversations finish, and that file is renamed at the end; beside it,
-    `.settings.json` keeps the settings, the hash of the prompts and, where the template writes the date, the
-    moment that all prompts are rendered for. Conversations already in the part file are skipped, failed ones are
-    not written (a resumed run tries them again). Each line has `finish` ("stop" or "length") and `answer_ids`
-    (the generated ids) per answer.
+    `.settings.json` keeps the settings, digests of the prompts and of the chat template and, where that writes
+    the date, the moment that all prompts are rendered for. Conversations already in the part file are skipped,
+    failed ones are not written (a resumed run tries them again). Each line has `finish` ("stop" or "length") and
+    `answer_ids` (the generated ids) per answer.
 
     Raises `TercelError` if `out_path` exists or another process writes it, if the part file was begun with other
-    prompts or settings, if a line of it is none that such a run wrote (other than a torn last one), and if nothing at
-    all was answered.
+    prompts, other settings or another chat template, if a line of it is none that such a run wrote (other than a
+    torn last one), and if nothing at all was answered.
     """
     require_template(tokenizer)
     if in_flight < 1:
@@ -132,7 +133,8 @@ def regenerate(
     with one_at_a_time(beside(out, "lock"), out_path):
         require_free(out)
         began = dates.this_moment() if dates.writes_date(tokenizer) else None
-        began = claim(part, out, conversations, asdict(settings), began)
+        asked_with = {**asdict(settings), TEMPLATE: template_digest(tokenizer)}
+        began = claim(part, out, conversations, asked_with, began)
         dated = tokenizer if began is None else dates.as_of(tokenizer, began)
         try:
             report = _answer(conversations, respond, part, dated, settings, in_flight, on_progress)
