@@ -114,14 +114,14 @@ def command(
 
 def rendering_moment(tokenizer: PreTrainedTokenizerBase, out: Path, overwrite: bool) -> datetime | None:
     """What the chat template takes for now: the moment of the run in `out` if there is one, else this one. None for a
-    template that writes no date."""
+    template that writes no date. Raises `TercelError` if the run's is lost."""
     from tercel.chat.dates import this_moment, writes_date
-    from tercel.train.journal import Journal
+    from tercel.train.moment import recorded_moment
     from tercel.train.run_folder import RunFolder
 
     if not writes_date(tokenizer):
         return None
-    recorded = None if overwrite else Journal(RunFolder(out).metrics).rendered_at()
+    recorded = None if overwrite else recorded_moment(RunFolder(out))
     return recorded or this_moment()
 
 

@@ -69,6 +69,17 @@ class Journal:
         """The moment that the run's chats were rendered for; None where their template writes no date."""
         return next((moment for entry in self.entries() if (moment := dates.parse_moment(entry)) is not None), None)
 
+    def problem(self) -> str:
+        """What is wrong with the file, as a clause; "" if nothing is."""
+        if not self.path.is_file():
+            return f"{self.path} is missing"
+        wrong = self._read()[1]
+        return self._where(wrong[0]) if wrong else ""
+
+    def _where(self, wrong: tuple[int, str]) -> str:
+        number, problem = wrong
+        return f"{self.path}, line {number}: {problem}"
+
     def sync(self) -> None:
         """Wait until the entries are on the disk: a state must not know of steps that its journal lost."""
         if self.path.is_file():
@@ -80,9 +91,8 @@ class Journal:
         kept = [entry for entry in entries if entry["step"] <= step]
         write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in kept), held=True)
         if wrong:
-            number, problem = wrong[0]
             others = f"; so are {len(wrong) - 1} lines after it" if wrong[1:] else ""
-            self.notes = (f"{self.path}, line {number}: {problem}; it is left out{others}",)
+            self.notes = (f"{self._where(wrong[0])}; it is left out{others}",)
 
 
 def _problem(entry: Any) -> str:

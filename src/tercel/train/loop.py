@@ -67,7 +67,7 @@ def train(
     """Train a head for `target` on tokenised chats and write it to `out`; goes on where a stopped run was.
 
     data_names, data_licence: for the card. rendered_at: what the chats' template took for now, if it writes the date; a
-    run that goes on has to be given chats of the same moment (`Journal.rendered_at`). stop_after: leave after this
+    run that goes on has to be given chats of the same moment (`recorded_moment`). stop_after: leave after this
     many optimizer steps in all, as an interruption would (the state is saved).
     Raises `TercelError` before the first step if the data does not fit the target, or `out` belongs to another run, is
     in use by another process, holds anything that is no run, or has no room for what a run writes.

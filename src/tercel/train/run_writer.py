@@ -45,13 +45,18 @@ class RunWriter:
     def begin(self, rendered_at: str | None) -> None:
         """Empty the journal but for the moment that the chats were rendered for."""
         self.journal.cut(0)
-        if rendered_at is not None and self.journal.rendered_at() is None:
-            self.journal.add({"step": 0, dates.RECORD: rendered_at})
+        self._note_moment(rendered_at)
 
     def go_on(self, state: TrainState, last: DraftModel) -> None:
         """Put journal and heads right as they were at `state`, whose head is `last`."""
         self.journal.cut(state.step)
+        self._note_moment(last.info.training.rendered_at)
         self.heads.restore(state.best, state.best_head, last, state.step)
+
+    def _note_moment(self, rendered_at: str | None) -> None:
+        """Note when the chats were rendered for, unless that stands there."""
+        if rendered_at is not None and self.journal.rendered_at() is None:
+            self.journal.add({"step": 0, dates.RECORD: rendered_at})
 
     def add_step(self, step: int, metrics: dict[str, float]) -> None:
         self.journal.add({"step": step, **metrics})
