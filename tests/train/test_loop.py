@@ -170,6 +170,18 @@ def test_ctrl_c_in_an_evaluation_makes_it_again(tmp_path, whole, monkeypatch):
     same(tmp_path / "r", whole)
 
 
+def test_what_a_run_gave_is_what_its_best_head_reached_whatever_the_journal_says(tmp_path, whole):
+    shutil.copytree(whole, tmp_path / "r")
+    file = RunFolder(tmp_path / "r").metrics
+    entries = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    true = max(entry["eval"]["tau"] for entry in entries if "eval" in entry)
+    next(entry for entry in entries if "eval" in entry)["eval"]["tau"] = 9.0
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    best = run(tmp_path / "r").best
+    assert best.tau == true
+    assert vars(best) == vars(load_head(whole).info.measured.held_out)
+
+
 def test_a_finished_run_is_left_as_it_is(whole):
     before = outcome(whole)
     summary = run(whole)

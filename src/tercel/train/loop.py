@@ -200,15 +200,13 @@ class _Run:
         again = self.learner.supply.made_again
         cache = [f"{again} files of the feature cache were damaged or of an earlier version and are written again"]
         history = self.writer.journal.entries()
-        evals = [entry["eval"] for entry in history if "eval" in entry]
-        best = max(evals, key=lambda found: found["tau"], default=None)
         return TrainSummary(
             out=self.writer.folder.out,
             steps=self.step,
             seconds=self.seconds,
             tokens=int(sum(entry.get("tokens", 0) for entry in history)),
             supervised_tokens=self.record.supervised_tokens or 0,
-            best=HeldOut.of({**best, "alpha": tuple(best["alpha"])}) if best else self._measure(),
+            best=self.writer.heads.best_held_out() or self._measure(),
             history=history,
             notes=(*self.writer.notes, *(cache if again else ())),
         )

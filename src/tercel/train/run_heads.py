@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import torch
 
 from tercel.draft import DraftModel, TrainingRecord, save_head
+from tercel.draft.history import HeldOut
 from tercel.file_set import (
     CARD,
     MANIFEST,
@@ -43,6 +45,13 @@ class RunHeads:
             files = read_set(self.folder.out)
             self.best_files = {n: torch.frombuffer(bytearray(data), dtype=torch.uint8) for n, data in files.items()}
             self.best = tau
+
+    def best_held_out(self) -> HeldOut | None:
+        """What the best head reached, as its own record says, which a state keeps; None before the first one."""
+        if RECORD not in self.best_files:
+            return None
+        record = json.loads(self.best_files[RECORD].numpy().tobytes())
+        return HeldOut.from_json(record["measured"]["held_out"], "held_out", self.folder.out / RECORD)
 
     def write_last(self, model: DraftModel) -> None:
         _write(model, self.folder.last)
