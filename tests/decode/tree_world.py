@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 
@@ -169,16 +169,21 @@ def exact_joint(params: SamplingParams) -> dict[tuple[int, ...], float]:
 
 
 def p_value(rule: Rule, params: SamplingParams) -> float:
-    """Chi-square of RUNS runs against the exact joint; outcomes expected less than 5 times share a cell."""
-    joint = exact_joint(params)
-    counts = Counter(generate(rule, params, seed) for seed in range(RUNS))
-    if any(joint[outcome] == 0 for outcome in counts):
+    """Of RUNS runs against the exact joint."""
+    return chi_square([generate(rule, params, seed) for seed in range(RUNS)], exact_joint(params))
+
+
+def chi_square(outcomes: Sequence[tuple[int, ...]], joint: Mapping[tuple[int, ...], float]) -> float:
+    """p-value of `outcomes` under their exact probabilities (0 for what is not listed); those expected less than 5
+    times share a cell."""
+    counts, runs = Counter(outcomes), len(outcomes)
+    if any(joint.get(outcome, 0.0) == 0 for outcome in counts):
         return 0.0  # an impossible outcome needs no statistics
     cells: dict[tuple[int, ...], list[float]] = {}
     for outcome, probability in joint.items():
-        cell = cells.setdefault(outcome if RUNS * probability >= 5 else (), [0.0, 0.0])
+        cell = cells.setdefault(outcome if runs * probability >= 5 else (), [0.0, 0.0])
         cell[0] += counts[outcome]
-        cell[1] += RUNS * probability
+        cell[1] += runs * probability
     statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells.values() if expected)
     return float(chi2.sf(statistic, len(cells) - 1))
 
