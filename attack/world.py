@@ -222,8 +222,8 @@ def _steps(world: World) -> int:
 def _served(world: World) -> dict[str, Any]:
     """What an honest server answers to the questions: by prompt ids, tokens and accepted drafts of each step."""
     from tercel.decode.compat import load_draft
-    from tercel.decode.eagle3 import Eagle3
     from tercel.decode.engine import Engine
+    from tercel.decode.proposers import EAGLE3, make_proposer
     from tercel.decode.sampling import SamplingParams
     from tercel.decode.types import Request
     from tercel.draft.shape import TreeShape
@@ -231,7 +231,8 @@ def _served(world: World) -> dict[str, Any]:
     from tercel.target_model.model import Target
 
     target = Target.load(str(world.target))
-    engine = Engine(target, Eagle3(load_draft(str(world.head), target), target, TreeShape.chain(DEPTH)))
+    head = load_draft(str(world.head), target)
+    engine = Engine(target, make_proposer(EAGLE3, target, head=head, shape=TreeShape.chain(DEPTH)))
     prompts = first_prompts(target.tokenizer, parse_tasks(str(world.asked), ()))
     results = engine.generate([Request(p.tokens, SamplingParams(max_new_tokens=ANSWER)) for p in prompts])
     return {

@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from tercel import Eagle3, Engine, Request, SamplingParams, Target, TreeShape, load_draft
+from tercel import Engine, Request, SamplingParams, Target, TreeShape, load_draft, make_proposer
 from tercel.chat import TokenizedChat, load_chats
 from tercel.draft.acceptance import acceptance_length, tokens_of_steps
 from tercel.train.acceptance import simulate
@@ -30,7 +30,7 @@ def main() -> None:
     held_out = split(usable(chats, 2048, target.vocab_size), 0.02).held_out
     prompts = [tuple(c.tokens[~c.supervised].tolist()) for c in held_out if c.supervised.sum() > ANSWER][:CHATS]
     params = SamplingParams(max_new_tokens=ANSWER, ignore_eos=True)
-    results = Engine(target, Eagle3(draft, target, TreeShape.chain(STEPS))).generate(
+    results = Engine(target, make_proposer("eagle3", target, head=draft, shape=TreeShape.chain(STEPS))).generate(
         [Request(p, params) for p in prompts]
     )
     supply = FeatureSupply(target, draft.eagle3, draft.vocabulary)

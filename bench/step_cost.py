@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from tercel import Eagle3, Engine, Request, SamplingParams, Target, TreeShape, Vanilla, load_draft
+from tercel import Engine, Request, SamplingParams, Target, TreeShape, load_draft, make_proposer
 
 CONTEXT, REPEATS, ANSWER = 200, 12, 64
 SHAPES = [
@@ -59,7 +59,8 @@ def main() -> None:
     request = Request.chat(target, "Write a short story about a falcon.", SamplingParams(max_new_tokens=ANSWER))
     print("\nshape (top-k, depth, nodes)   ms/step    τ   ms/token  split")
     for shape in (None, *SHAPES):
-        engine = Engine(target, Vanilla() if shape is None else Eagle3(draft, target, shape))
+        method = "vanilla" if shape is None else "eagle3"
+        engine = Engine(target, make_proposer(method, target, head=draft, shape=shape))
         engine.generate([request])
         result = engine.generate([request])[0]
         step = result.decode_seconds / result.steps * 1e3

@@ -26,11 +26,10 @@ from typing import Any
 import torch
 
 from tercel.decode.compat import load_draft
-from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
+from tercel.decode.proposers import EAGLE3, VANILLA, make_proposer
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
-from tercel.decode.vanilla import Vanilla
 from tercel.draft import DraftModel
 from tercel.draft.acceptance import count_chains
 from tercel.draft.shape import TreeShape
@@ -69,8 +68,8 @@ class Places:
 def reference(target: Target, model: DraftModel, tasks: str, max_new_tokens: int, k: int) -> Reference:
     prompts = [list(p.tokens) for p in first_prompts(target.tokenizer, parse_tasks(tasks, ()))]
     asked = [Request(tuple(p), SamplingParams(max_new_tokens=max_new_tokens)) for p in prompts]
-    answers = [list(r.tokens) for r in Engine(target, Vanilla()).generate(asked)]
-    chain = Engine(target, Eagle3(model, target, TreeShape.chain(k))).generate(asked)
+    answers = [list(r.tokens) for r in Engine(target, make_proposer(VANILLA, target)).generate(asked)]
+    chain = Engine(target, make_proposer(EAGLE3, target, head=model, shape=TreeShape.chain(k))).generate(asked)
     steps = [taken for result in chain for taken in result.accepted]
     assert [list(r.tokens) for r in chain] == answers, "this package's own chain is not lossless"
     return Reference(prompts, answers, len(steps), list(count_chains(steps, [k] * len(steps), k).right))

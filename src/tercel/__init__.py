@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tercel.decode.compat import load_draft
+    from tercel.decode.draft_tree import DraftTree
     from tercel.decode.eagle3 import Eagle3
     from tercel.decode.engine import Engine
     from tercel.decode.generation_config import sampling_for
+    from tercel.decode.proposer import Proposer
+    from tercel.decode.proposers import ProposerKind, make_proposer
     from tercel.decode.sampled_chain import SampledChain
     from tercel.decode.sampling import SamplingParams
-    from tercel.decode.types import Event, GenerationResult, Request
+    from tercel.decode.types import Event, GenerationResult, Proposal, Request
     from tercel.decode.vanilla import Vanilla
     from tercel.draft.shape import TreeShape
     from tercel.errors import TercelError
@@ -25,10 +28,14 @@ if TYPE_CHECKING:
     from tercel.target_model.model import Target
 
 _HOMES = {
+    "DraftTree": "tercel.decode.draft_tree",
     "Eagle3": "tercel.decode.eagle3",
     "Engine": "tercel.decode.engine",
     "Event": "tercel.decode.types",
     "GenerationResult": "tercel.decode.types",
+    "Proposal": "tercel.decode.types",
+    "Proposer": "tercel.decode.proposer",
+    "ProposerKind": "tercel.decode.proposers",
     "Request": "tercel.decode.types",
     "SampledChain": "tercel.decode.sampled_chain",
     "SamplingParams": "tercel.decode.sampling",
@@ -39,16 +46,21 @@ _HOMES = {
     "export_head": "tercel.interop.export",
     "from_pretrained": "tercel.interop.hub",
     "load_draft": "tercel.decode.compat",
+    "make_proposer": "tercel.decode.proposers",
     "push_to_hub": "tercel.interop.hub",
     "sampling_for": "tercel.decode.generation_config",
     "save_pretrained": "tercel.interop.hub",
 }
 
 __all__ = [
+    "DraftTree",
     "Eagle3",
     "Engine",
     "Event",
     "GenerationResult",
+    "Proposal",
+    "Proposer",
+    "ProposerKind",
     "Request",
     "SampledChain",
     "SamplingParams",
@@ -59,6 +71,7 @@ __all__ = [
     "export_head",
     "from_pretrained",
     "load_draft",
+    "make_proposer",
     "push_to_hub",
     "sampling_for",
     "save_pretrained",

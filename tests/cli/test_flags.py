@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from tercel.cli.app import app
 from tercel.cli.models import tree_shape
-from tercel.cli.options import DraftKind, DraftOptions, SamplingOptions, parse_logit_bias
+from tercel.cli.options import DraftOptions, SamplingOptions, parse_logit_bias
 from tercel.cli.settings import parse_layers
 from tercel.decode.sampling import SamplingParams
 from tercel.draft.shape import CHAIN_DEPTH, TreeShape
@@ -76,8 +76,8 @@ def test_draft_flags_are_the_shape_of_the_tree() -> None:
     cpu = torch.device("cpu")
     assert tree_shape(DraftOptions(), cpu) == TreeShape.for_device(cpu)
     assert tree_shape(DraftOptions(), torch.device("cuda")) == TreeShape(10, 8, 60)  # the paper's
-    assert tree_shape(DraftOptions(draft=DraftKind.chain), cpu) == TreeShape.chain(CHAIN_DEPTH)
-    assert tree_shape(DraftOptions(draft=DraftKind.chain, draft_depth=2), cpu) == TreeShape.chain(2)
+    assert tree_shape(DraftOptions(draft="chain"), cpu) == TreeShape.chain(CHAIN_DEPTH)
+    assert tree_shape(DraftOptions(draft="chain", draft_depth=2), cpu) == TreeShape.chain(2)
     assert tree_shape(DraftOptions(draft_top_k=3, draft_depth=2, draft_nodes=9), cpu) == TreeShape(3, 2, 9)
 
 

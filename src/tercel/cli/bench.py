@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from tercel import limits
 from tercel.cli.consoles import counting_bar, result_console
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_head, open_sampling, open_target, say_where_drafts_ended, tree_shape
+from tercel.cli.models import open_head, open_sampling, open_target, say_notes, tree_shape
 from tercel.cli.options import (
     DataDirs,
     DraftOptions,
@@ -27,6 +26,7 @@ from tercel.cli.options import (
     Temperature,
 )
 from tercel.cli.paths import user_path
+from tercel.decode.proposers import EAGLE3, VANILLA, check_known, make_proposer, proposer_kind
 from tercel.errors import TercelError
 from tercel.files import write_json
 
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from tercel.measure.tasks import Task
     from tercel.target_model.model import Target
 
-METHODS = ("vanilla", "transformers", "eagle3")
+TRANSFORMERS = "transformers"  # stock `generate()`, which is no proposer
+METHODS = (VANILLA, TRANSFORMERS, EAGLE3)
 
 
 @with_groups
@@ -52,7 +53,9 @@ def command(
     head: HeadName = None,
     tasks: TaskList = "demo",
     data_dir: DataDirs = None,
-    methods: Annotated[str, typer.Option(help="What is compared; vanilla is always needed.")] = ",".join(METHODS),
+    methods: Annotated[
+        str, typer.Option(help="What is compared; vanilla is always needed, MODULE:ATTRIBUTE is a method of your own.")
+    ] = ",".join(METHODS),
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per answer.")] = 128,
     temperature: Temperature = None,
     sample: Sample = False,
@@ -76,7 +79,9 @@ def command(
 ) -> None:
     """Measure speed and acceptance on tasks, with 95 % intervals."""
     names = parse_methods(methods)
-    if record and "eagle3" not in names:
+    if EAGLE3 in names:
+        draft.require_head_drafts()
+    if record and EAGLE3 not in names:
         raise TercelError("--record needs eagle3 among --methods: there is no head's result to keep")
     from tercel.decode.generation_config import Asked
     from tercel.measure.bench import BenchSettings
@@ -91,7 +96,7 @@ def command(
     asked = parse_tasks(tasks, tuple(data_dir or ()))
     loaded = open_target(target, model)
     params = open_sampling(wanted, loaded)
-    drafting = "eagle3" in names or n_alpha > 0
+    drafting = n_alpha > 0 or any("head" in proposer_kind(name).needs for name in names if name != TRANSFORMERS)
     draft_model = open_head(head, loaded, draft) if drafting else None
     if record and draft_model is not None:
         require_recordable(draft_model)
@@ -112,18 +117,17 @@ def command(
         console.print(bench_table(report))
         for line in notes(report):
             console.print_line(line)
-        say_where_drafts_ended(*proposers_of(compared))
+        say_notes(*proposers_of(compared))
 
 
 def parse_methods(text: str) -> tuple[str, ...]:
     """`"vanilla,eagle3"` to its names. Raises `TercelError` for an unknown one, and without vanilla."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for name in names:
-        if name not in METHODS:
-            near = difflib.get_close_matches(name, METHODS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(METHODS)}"
-            raise TercelError(f"there is no method {name}; {hint}")
-    if "vanilla" not in names:
+        check_known(name, (TRANSFORMERS,))
+        if name != TRANSFORMERS:
+            proposer_kind(name)
+    if VANILLA not in names:
         raise TercelError(f"--methods {text!r} lacks vanilla, which the others are compared with; add it")
     return names
 
@@ -131,19 +135,18 @@ def parse_methods(text: str) -> tuple[str, ...]:
 def make_methods(
     names: Sequence[str], target: Target, model: DraftModel | None, options: DraftOptions
 ) -> dict[str, Method]:
-    from tercel.decode.eagle3 import Eagle3
+    """Raises `TercelError` if a part that a method needs is missing."""
     from tercel.decode.engine import Engine
-    from tercel.decode.vanilla import Vanilla
     from tercel.measure.methods import EngineMethod, TransformersMethod
 
     methods: dict[str, Method] = {}
+    shape = tree_shape(options, target.device)
     for name in names:
-        if name == "vanilla":
-            methods[name] = EngineMethod(Engine(target, Vanilla()))
-        elif name == "transformers":
+        if name == TRANSFORMERS:
             methods[name] = TransformersMethod(target)
-        elif model is not None:
-            methods[name] = EngineMethod(Engine(target, Eagle3(model, target, tree_shape(options, target.device))))
+        else:
+            engine = Engine(target, make_proposer(name, target, head=model, shape=shape))
+            methods[name] = EngineMethod(engine, coupled=not proposer_kind(name).draws)
     return methods
 
 
@@ -182,13 +185,12 @@ def measure_n_alpha(
     target: Target, model: DraftModel, tasks: Sequence[Task], params: SamplingParams, depth: int
 ) -> NAlpha:
     """n-α for n = 0 … depth - 1 over the first turns of all questions."""
-    from tercel.decode.eagle3 import Eagle3
     from tercel.decode.engine import Engine
     from tercel.draft.shape import TreeShape
     from tercel.measure.acceptance import n_alpha
     from tercel.measure.tasks import first_prompts
 
-    chain = Engine(target, Eagle3(model, target, TreeShape.chain(depth)))
+    chain = Engine(target, make_proposer(EAGLE3, target, head=model, shape=TreeShape.chain(depth)))
     prompts = [p for p in first_prompts(target.tokenizer, tasks) if len(p.tokens) < target.context_length]
     with counting_bar("n-α") as bar:
         return n_alpha(chain, prompts, params, depth, lambda done, total: bar(done, total, ""))

@@ -12,7 +12,7 @@ from rich.text import Text
 from tercel.cli.answer import LEGEND, rate_line, stream_answer
 from tercel.cli.consoles import OutputClosed, PlainConsole, result_console
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_proposer, open_sampling, open_target, say_where_drafts_ended
+from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
 from tercel.cli.options import DraftOptions, HeadName, ModelOptions, SamplingOptions, TargetName
 from tercel.errors import TercelError
 
@@ -53,7 +53,7 @@ def command(
     if show:
         console.print(LEGEND)
     Conversation(engine, params, console, system, show).talk()
-    say_where_drafts_ended(engine.proposer)
+    say_notes(engine.proposer)
 
 
 class Conversation:

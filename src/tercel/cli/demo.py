@@ -16,13 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tercel.cli.answer import LEGEND, ColouredText
-from tercel.cli.bench import make_methods, notes, run_with_bar
+from tercel.cli.bench import METHODS, make_methods, notes, run_with_bar
 from tercel.cli.consoles import PlainConsole, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_head, open_sampling, open_target, tree_shape
 from tercel.cli.options import DraftOptions, HeadName, ModelOptions
 from tercel.cli.paths import tercel_command, user_name, user_path
 from tercel.cli.plain import visible
+from tercel.decode.proposers import EAGLE3, VANILLA, make_proposer
 from tercel.errors import TercelError
 from tercel.files import write_json, write_text
 
@@ -51,11 +52,10 @@ def command(
     ),
 ) -> None:
     """Stream answers with and without drafts, measure both, and write what came out."""
-    from tercel.decode.eagle3 import Eagle3
+    draft.require_head_drafts()
     from tercel.decode.engine import Engine
     from tercel.decode.generation_config import Asked
     from tercel.decode.types import Request
-    from tercel.decode.vanilla import Vanilla
     from tercel.measure.bench import BenchSettings
     from tercel.measure.report import bench_table
     from tercel.measure.tasks import DEMO, load_task, prompt_ids
@@ -64,9 +64,10 @@ def command(
     loaded = open_target(target, model)
     draft_model = open_head(head, loaded, draft)
     params = open_sampling(Asked({"max_new_tokens": max_new_tokens}), loaded)
+    shape = tree_shape(draft, loaded.device)
     engines = {
-        "token by token": Engine(loaded, Vanilla()),
-        "EAGLE-3": Engine(loaded, Eagle3(draft_model, loaded, tree_shape(draft, loaded.device))),
+        "token by token": Engine(loaded, make_proposer(VANILLA, loaded)),
+        "EAGLE-3": Engine(loaded, make_proposer(EAGLE3, loaded, head=draft_model, shape=shape)),
     }
     console.print(LEGEND)
     for question in load_task(f"{DEMO}:{STREAMED}", ()).questions:
@@ -75,7 +76,7 @@ def command(
         request = Request(prompt_ids(loaded.tokenizer, question), params)
         show_both(console, engines, request)
     settings = BenchSettings(params, head=str(draft_model.path))
-    methods = make_methods(("vanilla", "transformers", "eagle3"), loaded, draft_model, draft)
+    methods = make_methods(METHODS, loaded, draft_model, draft)
     report = run_with_bar(loaded, methods, (load_task(f"{DEMO}:{questions}", ()),), settings)
     written = write_numbers(report, out)
     console.print()

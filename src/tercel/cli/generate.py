@@ -12,7 +12,7 @@ from tercel import limits
 from tercel.cli.answer import LEGEND, as_json, rate_line, stream_answer
 from tercel.cli.consoles import result_console
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_proposer, open_sampling, open_target, say_where_drafts_ended
+from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
 from tercel.cli.options import DraftOptions, HeadName, JsonFile, ModelOptions, SamplingOptions, TargetName
 from tercel.cli.paths import user_path
 from tercel.errors import TercelError
@@ -72,7 +72,7 @@ def command(
         write_json(json_file, as_json(shown))
     if show:
         console.print_line(rate_line(shown), "dim")
-    say_where_drafts_ended(proposer)
+    say_notes(proposer)
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tercel.cli.consoles import fetching_bar, say, working
-from tercel.cli.options import DraftKind, DraftOptions, ModelOptions
-from tercel.errors import TercelError
+from tercel.cli.options import SHAPES, DraftOptions, ModelOptions
 
 if TYPE_CHECKING:
     import torch
@@ -58,12 +57,10 @@ def open_head(name: str | None, target: Target, options: DraftOptions) -> DraftM
 
 
 def tree_shape(options: DraftOptions, device: torch.device) -> TreeShape:
-    """The shape of the draft that the options ask for. Raises `TercelError` for `--draft none`."""
+    """The shape of the draft that the options ask for; of a tree where they ask for no shape."""
     from tercel.draft.shape import CHAIN_DEPTH, TreeShape
 
-    if options.draft is DraftKind.none:
-        raise TercelError("--draft none drafts nothing, so there is nothing to compare; give tree or chain")
-    if options.draft is DraftKind.chain:
+    if options.draft == "chain":
         return TreeShape.chain(options.draft_depth or CHAIN_DEPTH)
     usual = TreeShape.for_device(device)
     return TreeShape(
@@ -74,13 +71,17 @@ def tree_shape(options: DraftOptions, device: torch.device) -> TreeShape:
 
 
 def open_proposer(head: str | None, target: Target, options: DraftOptions) -> Proposer:
-    """EAGLE-3 with the head, or plain decoding for `--draft none` (which needs no head)."""
-    from tercel.decode.eagle3 import Eagle3
-    from tercel.decode.vanilla import Vanilla
+    """What `--draft` asks for; the head is opened if that needs one.
 
-    if options.draft is DraftKind.none:
-        return Vanilla()
-    return Eagle3(open_head(head, target, options), target, tree_shape(options, target.device))
+    Raises `TercelError` as `open_head`, and if a part that it needs is missing.
+    """
+    from tercel.decode.proposers import make_proposer, proposer_kind
+
+    needed = "head" in proposer_kind(options.method).needs
+    model = open_head(head, target, options) if needed else None
+    given = options.draft in SHAPES or any((options.draft_depth, options.draft_top_k, options.draft_nodes))
+    shape = tree_shape(options, target.device) if given else None
+    return make_proposer(options.method, target, head=model, shape=shape)
 
 
 def pick_device() -> str:
@@ -110,11 +111,7 @@ def open_sampling(asked: Asked, target: Target) -> SamplingParams:
     return adopted.params
 
 
-def say_where_drafts_ended(*proposers: Proposer) -> None:
-    """A line if a head had too few positions for an answer."""
-    from tercel.decode.eagle3 import Eagle3
-
-    for proposer in proposers:
-        if isinstance(proposer, Eagle3) and proposer.limited:
-            say(f"note: the draft head has {proposer.positions:,} positions; the text beyond them has no drafts")
-            return
+def say_notes(*proposers: Proposer) -> None:
+    """What they have to say of the answers, a line each."""
+    for note in dict.fromkeys(note for proposer in proposers for note in proposer.notes()):
+        say(f"note: {note}")

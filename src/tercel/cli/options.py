@@ -11,6 +11,7 @@ import typer
 
 from tercel import limits
 from tercel.cli.paths import user_name, user_names, user_path
+from tercel.decode.proposers import EAGLE3, VANILLA, check_known, proposer_kind
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:
@@ -99,10 +100,8 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
-class DraftKind(StrEnum):
-    tree = "tree"
-    chain = "chain"
-    none = "none"
+# what `--draft` says beside names of proposers, and whose it is
+SHAPES = {"tree": EAGLE3, "chain": EAGLE3, "none": VANILLA}
 
 
 @dataclass(frozen=True)
@@ -140,9 +139,14 @@ class ModelOptions:
 class DraftOptions:
     """How drafts are made; `draft_depth` is the depth of a tree or the length of a chain."""
 
-    draft: Annotated[DraftKind, typer.Option(help="Draft a tree, a chain, or nothing.", rich_help_panel=_DRAFT)] = (
-        DraftKind.tree
-    )
+    draft: Annotated[
+        str,
+        typer.Option(
+            metavar="tree|chain|none|METHOD",
+            help="Draft a tree or a chain with the head, nothing, or by another method, also MODULE:ATTRIBUTE.",
+            rich_help_panel=_DRAFT,
+        ),
+    ] = "tree"
     draft_depth: Annotated[
         int | None,
         typer.Option(
@@ -182,6 +186,29 @@ class DraftOptions:
             rich_help_panel=_DRAFT,
         ),
     ] = False
+
+    def __post_init__(self) -> None:
+        """Raises `TercelError` if there is no such method: before anything is loaded for it."""
+        if self.draft not in SHAPES:
+            check_known(self.draft, tuple(SHAPES))
+        if ":" in self.draft:
+            proposer_kind(self.draft)
+
+    @property
+    def method(self) -> str:
+        """The proposer's name."""
+        return SHAPES.get(self.draft, self.draft)
+
+    def require_drafts(self) -> None:
+        """For a verb that compares drafts with nothing. Raises `TercelError` for `--draft none`."""
+        if self.method == VANILLA:
+            raise TercelError("--draft none drafts nothing, so there is nothing to compare; give tree or chain")
+
+    def require_head_drafts(self) -> None:
+        """For a verb that compares the head's drafts. Raises `TercelError` if `--draft` asks for none, or another's."""
+        self.require_drafts()
+        if self.draft not in SHAPES:
+            raise TercelError(f"--draft {self.draft} is not the shape of the head's drafts; give tree or chain")
 
 
 def _asked_or_configured(meaning: str) -> Any:

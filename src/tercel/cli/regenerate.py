@@ -13,9 +13,10 @@ from tercel import limits
 from tercel.cli.consoles import PlainConsole, result_console, text_column
 from tercel.cli.data import Source
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_proposer, open_sampling, open_target, say_where_drafts_ended
-from tercel.cli.options import DraftKind, DraftOptions, FollowConfig, ModelOptions, Sample, Temperature
+from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
+from tercel.cli.options import DraftOptions, FollowConfig, ModelOptions, Sample, Temperature
 from tercel.cli.paths import user_name, user_path
+from tercel.decode.proposers import EAGLE3
 from tercel.errors import TercelError
 from tercel.files import require_free
 from tercel.heads import shipped
@@ -65,10 +66,11 @@ def command(
             f"--max-new-tokens {max_new_tokens} leaves no room for a prompt in the {loaded.context_length} "
             f"tokens that {target} takes; lower it"
         )
-    drafting = head is not None or shipped(target) is not None
-    kind = draft if drafting else DraftOptions(draft=DraftKind.none)
+    headless = head is None and shipped(target) is None
+    if headless and draft.method == EAGLE3:
+        draft = DraftOptions(draft="none")
     params = open_sampling(asked, loaded)
-    engine = Engine(loaded, open_proposer(head, loaded, kind), slots=min(in_flight, len(conversations)))
+    engine = Engine(loaded, open_proposer(head, loaded, draft), slots=min(in_flight, len(conversations)))
     responder = EngineResponder(engine, params)
     settings = RegenerateSettings(
         target=loaded.fingerprint,
@@ -99,7 +101,7 @@ def command(
             ) from None
     for line in report_lines(report, out):
         console.print_line(line)
-    say_where_drafts_ended(engine.proposer)
+    say_notes(engine.proposer)
 
 
 class AnswerProgress(Progress):

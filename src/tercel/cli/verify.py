@@ -12,7 +12,7 @@ from rich.table import Table
 from tercel import limits
 from tercel.cli.consoles import PlainConsole, counting_bar, result_console
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_head, open_sampling, open_target, say_where_drafts_ended, tree_shape
+from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
 from tercel.cli.options import (
     DataDirs,
     DraftOptions,
@@ -23,6 +23,7 @@ from tercel.cli.options import (
     TargetName,
     TaskList,
 )
+from tercel.decode.proposers import VANILLA, make_proposer, proposer_kind
 from tercel.errors import TercelError
 from tercel.files import write_json
 
@@ -64,10 +65,9 @@ def command(
     """
     if check is not Check.greedy and temperature <= 0:
         raise TercelError(f"the sampled check needs a --temperature above 0, not {temperature}")
-    from tercel.decode.eagle3 import Eagle3
+    draft.require_drafts()
     from tercel.decode.engine import Engine
     from tercel.decode.generation_config import Asked
-    from tercel.decode.vanilla import Vanilla
     from tercel.measure.lossless import VerifyReport, check_greedy, check_sampled
     from tercel.measure.tasks import first_prompts, parse_tasks
 
@@ -77,9 +77,8 @@ def command(
     asked = parse_tasks(tasks, tuple(data_dir or ()))
     loaded = open_target(target, model, exact=True)
     params = open_sampling(plain if check is Check.greedy else drawn, loaded)
-    draft_model = open_head(head, loaded, draft)
-    drafted = Engine(loaded, Eagle3(draft_model, loaded, tree_shape(draft, loaded.device)), slots=slots)
-    vanilla = Engine(loaded, Vanilla(), slots=slots)
+    drafted = Engine(loaded, open_proposer(head, loaded, draft), slots=slots)
+    vanilla = Engine(loaded, make_proposer(VANILLA, loaded), slots=slots)
     prompts = [p for p in first_prompts(loaded.tokenizer, asked) if len(p.tokens) < loaded.context_length]
     greedy = sampled = None
     if check is not Check.sampled:
@@ -95,7 +94,7 @@ def command(
                 few,
                 samples,
                 params,
-                vanilla=vanilla,
+                vanilla=None if proposer_kind(draft.method).draws else vanilla,
                 progress=lambda done, total: bar(done, total, ""),
             )
     report = VerifyReport(greedy, sampled)
@@ -104,7 +103,7 @@ def command(
             write_json(json_file, report.to_json())
     finally:
         print_report(result_console(json_file), report)
-        say_where_drafts_ended(drafted.proposer)
+        say_notes(drafted.proposer)
     if not report.ok:
         raise typer.Exit(1)
 

@@ -15,13 +15,14 @@ from torch import Tensor
 from tercel.decode.draft_tree import DraftTree, select_best
 from tercel.decode.head_proposer import HeadProposer
 from tercel.decode.proposer import Row
+from tercel.decode.proposers import EAGLE3, Parts, ProposerKind
 from tercel.decode.types import Proposal
 
 
 class Eagle3(HeadProposer):
     """Drafts a dynamic tree with a head that drafts step by step; with `TreeShape.chain` its greedy chain."""
 
-    name = "eagle3"
+    name = EAGLE3
 
     @torch.no_grad()
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
@@ -131,3 +132,11 @@ class _Proposed:
             drafted = torch.cat([torch.tensor([root]), tokens[row, chosen.indices]])
             trees.append(DraftTree(drafted, torch.cat([torch.tensor([-1]), chosen.parents])))
         return trees
+
+
+def _make(parts: Parts) -> Eagle3:
+    assert parts.head is not None
+    return Eagle3(parts.head, parts.target, parts.shape)
+
+
+KIND = ProposerKind(_make, needs=("head",))

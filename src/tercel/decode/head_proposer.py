@@ -66,7 +66,7 @@ class HeadProposer(Proposer):
     def notes(self) -> Sequence[str]:
         if not self.limited:
             return ()
-        return (f"the draft head has {self.positions:,} positions; past them the text went on without drafts",)
+        return (f"the draft head has {self.positions:,} positions; the text beyond them has no drafts",)
 
     def depths(self, rows: Sequence[Row]) -> list[int]:
         """How deep each row's draft may go: every level hangs on entries one position further on, the first on the

@@ -10,10 +10,11 @@ from torch import Tensor
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.head_proposer import HeadProposer
 from tercel.decode.proposer import Row
+from tercel.decode.proposers import SAMPLED_CHAIN, Parts, ProposerKind
 from tercel.decode.sampling import sample
 from tercel.decode.types import Proposal
 from tercel.draft import DraftModel
-from tercel.draft.shape import TreeShape
+from tercel.draft.shape import CHAIN_DEPTH, TreeShape
 from tercel.target_model.model import Target
 from tercel.target_model.transfer import to_device
 
@@ -22,7 +23,7 @@ class SampledChain(HeadProposer):
     """A chain whose tokens are *drawn* from the draft's distribution (at the request's temperature), for the
     rejection rule `min(1, p/q)`; at temperature 0 the greedy chain."""
 
-    name = "eagle3-sampled-chain"
+    name = SAMPLED_CHAIN
 
     def __init__(self, draft: DraftModel, target: Target, depth: int) -> None:
         super().__init__(draft, target, TreeShape.chain(depth))
@@ -81,3 +82,11 @@ class SampledChain(HeadProposer):
             return wide.index_copy_(0, self._host_ids, qs[node])
 
         return of
+
+
+def _make(parts: Parts) -> SampledChain:
+    assert parts.head is not None
+    return SampledChain(parts.head, parts.target, CHAIN_DEPTH if parts.shape is None else parts.shape.depth)
+
+
+KIND = ProposerKind(_make, needs=("head",), draws=True)

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
-from tercel.decode.proposer import Proposer
+from tercel.decode.proposers import EAGLE3, VANILLA, make_proposer
 from tercel.decode.sampling import SamplingParams
-from tercel.decode.vanilla import Vanilla
 from tercel.doctor.engine_client import EngineClient, SeenPrompt, Served
 from tercel.doctor.findings import Finding
 from tercel.doctor.served_checks import (
@@ -93,7 +91,7 @@ def compare_with_server(
         served.append(server.answer(prompt.tokens, max_new_tokens))
         progress(done, total)
     draft = _draft_of(server, served)
-    proposers: tuple[Proposer, ...] = (Vanilla(), Eagle3(model, target, draft))
+    proposers = (make_proposer(VANILLA, target), make_proposer(EAGLE3, target, head=model, shape=draft))
     results = []
     for number, proposer in enumerate(proposers, 1):
         before, engine = number * len(prompts), Engine(target, proposer, slots=SLOTS)

@@ -13,9 +13,9 @@ from typing import Any
 
 from tercel.chat import TokenizedChat
 from tercel.decode.engine import Engine
+from tercel.decode.proposers import VANILLA, make_proposer
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Request
-from tercel.decode.vanilla import Vanilla
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
 from tercel.measure.chains import greedy_chains
@@ -112,7 +112,8 @@ def greedy_answers(
     Raises `TercelError` if no answer has a token behind its first, which no draft makes.
     """
     params = SamplingParams(max_new_tokens=max_new_tokens)
-    answers, results = [], answer_all(Engine(target, Vanilla(), slots=SLOTS), prompts, params, progress)
+    vanilla = Engine(target, make_proposer(VANILLA, target), slots=SLOTS)
+    answers, results = [], answer_all(vanilla, prompts, params, progress)
     for prompt, result in zip(prompts, results, strict=True):
         if len(result.tokens) > 1:
             answers.append(answered(prompt, result.tokens))

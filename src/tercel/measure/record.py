@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tercel import limits
+from tercel.decode.proposers import EAGLE3
 from tercel.draft import DraftModel, MeasuredRecord, TrainingRecord
 from tercel.draft.history import DecodingRecord, TaskRecord
 from tercel.errors import TercelError
@@ -17,8 +18,6 @@ from tercel.locks import folder_lock
 from tercel.measure.summary import BenchReport
 from tercel.reading import UnreadableError, read_json, read_text
 
-METHOD = "eagle3"
-
 
 def decoding_entry(report: BenchReport, shape: str) -> DecodingRecord:
     """What a card says of a benchmark; `shape` describes the draft in words.
@@ -27,9 +26,9 @@ def decoding_entry(report: BenchReport, shape: str) -> DecodingRecord:
     """
     tasks = {}
     for task in report.tasks:
-        summary = task.methods.get(METHOD)
+        summary = task.methods.get(EAGLE3)
         if summary is None:
-            raise TercelError(f"{task.name} was not answered with {METHOD}, so there is nothing to record of it")
+            raise TercelError(f"{task.name} was not answered with {EAGLE3}, so there is nothing to record of it")
         tasks[task.name] = TaskRecord(
             questions=summary.questions,
             tau=summary.tau.value if summary.tau is not None else None,

@@ -1,0 +1,97 @@
+"""Proposers by name: where every verb gets its own, and the one place where a further method is entered.
+
+A method of somebody else needs no entry: its name is `module:attribute`, where its `ProposerKind` stands
+(docs/proposers.md).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tercel.errors import TercelError
+
+if TYPE_CHECKING:
+    from tercel.decode.proposer import Proposer
+    from tercel.draft import DraftModel
+    from tercel.draft.shape import TreeShape
+    from tercel.target_model.model import Target
+
+VANILLA, EAGLE3, SAMPLED_CHAIN = "vanilla", "eagle3", "eagle3-sampled-chain"
+
+# where each kind stands: imported when it is needed, since names are asked for before torch is there
+KINDS: dict[str, str] = {
+    VANILLA: "tercel.decode.vanilla:KIND",
+    EAGLE3: "tercel.decode.eagle3:KIND",
+    SAMPLED_CHAIN: "tercel.decode.sampled_chain:KIND",
+}
+_PARTS = {"head": "a draft head", "model": "a second model"}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a proposer may be made of. target: the model that verifies; head: a draft head that fits it; model: a second
+    model with its vocabulary; shape: how large the drafts shall be (None: as the proposer thinks best)."""
+
+    target: Target
+    head: DraftModel | None = None
+    model: Target | None = None
+    shape: TreeShape | None = None
+
+
+@dataclass(frozen=True)
+class ProposerKind:
+    """How proposers of a kind are made. needs: the parts that `make` cannot do without. draws: whether drafts are drawn
+    at random, so that sampled text has the target's distribution but is not the text of the same seed without drafts.
+    """
+
+    make: Callable[[Parts], Proposer]
+    needs: tuple[Literal["head", "model"], ...] = ()
+    draws: bool = False
+
+
+def check_known(name: str, also: tuple[str, ...] = ()) -> None:
+    """Raises `TercelError` for a name that is no proposer's, nor one of `also`; `module:attribute` may be one."""
+    known = (*also, *KINDS)
+    if name not in known and ":" not in name:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}, and MODULE:ATTRIBUTE of your own"
+        raise TercelError(f"there is no method {name}; {hint}")
+
+
+def proposer_kind(name: str) -> ProposerKind:
+    """The kind of that name. Raises `TercelError` if there is none, or what is named cannot be imported."""
+    check_known(name)
+    module, _, attribute = KINDS.get(name, name).partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever a module does when it is imported
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise TercelError(
+            f"the method {name} cannot be imported ({reason}); its module has to be installed or on PYTHONPATH"
+        ) from error
+    if not isinstance(found, ProposerKind):
+        raise TercelError(f"{name} is no ProposerKind of tercel.decode.proposers but a {type(found).__name__}")
+    return found
+
+
+def make_proposer(
+    name: str,
+    target: Target,
+    *,
+    head: DraftModel | None = None,
+    model: Target | None = None,
+    shape: TreeShape | None = None,
+) -> Proposer:
+    """The proposer of that name, of these parts; those that it has no use for it leaves aside.
+
+    Raises `TercelError` as `proposer_kind`, and if a part that it needs is missing.
+    """
+    kind, parts = proposer_kind(name), Parts(target, head, model, shape)
+    for need in kind.needs:
+        if getattr(parts, need) is None:
+            raise TercelError(f"the method {name} drafts with {_PARTS[need]}, and none is given")
+    return kind.make(parts)

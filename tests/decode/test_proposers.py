@@ -1,0 +1,115 @@
+"""Proposers by name, and the worked example of docs/proposers.md, run as it stands there."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tercel.decode.eagle3 import Eagle3
+from tercel.decode.engine import Engine
+from tercel.decode.proposers import KINDS, make_proposer, proposer_kind
+from tercel.decode.sampled_chain import SampledChain
+from tercel.decode.sampling import SamplingParams
+from tercel.decode.types import Request
+from tercel.decode.vanilla import Vanilla
+from tercel.draft.shape import CHAIN_DEPTH, TreeShape
+from tercel.errors import TercelError
+from tests.decode.drafts import random_draft, tiny_target
+
+PAGE = Path(__file__).parents[2] / "docs" / "proposers.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+
+
+@pytest.fixture
+def ngram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The page's first block as `ngram.py` in a folder on the path."""
+    (tmp_path / "ngram.py").write_text(BLOCKS[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in ("ngram", "broken"):
+        sys.modules.pop(name, None)
+
+
+def test_the_worked_example_works_as_it_is_traced(ngram: Path) -> None:
+    names: dict[str, object] = {}
+    exec(compile(BLOCKS[0], "ngram.py", "exec"), names)  # the project's own page
+    traced = "\n".join(block for block in BLOCKS[1:] if block.startswith(">>>"))
+    test = doctest.DocTestParser().get_doctest(traced, names, "proposers.md", str(PAGE), 0)
+    told: list[str] = []
+    done = doctest.DocTestRunner(verbose=False).run(test, out=told.append)
+    assert done.attempted > 8
+    assert not done.failed, "".join(told)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_it_drafts_without_changing_the_text(ngram: Path, temperature: float) -> None:
+    target = tiny_target("llama")
+    params = SamplingParams(max_new_tokens=40, temperature=temperature, logit_bias={9: 60.0, 10: 59.5}, seed=1)
+    asked = [Request((9, 10, 9, 9, 10, 9), params), Request((5, 6, 7), params)]
+    drafted = Engine(target, make_proposer("ngram:NGRAM", target), slots=2).generate(asked)
+    plain = Engine(target, make_proposer("vanilla", target), slots=2).generate(asked)
+    assert [result.tokens for result in drafted] == [result.tokens for result in plain]
+    assert max(result.tau for result in drafted) > 1.5
+
+
+def test_names_make_what_they_name() -> None:
+    target = tiny_target("llama")
+    draft, shape = random_draft(target), TreeShape(3, 2, 5)
+    assert isinstance(make_proposer("vanilla", target), Vanilla)
+    assert isinstance(make_proposer("vanilla", target, head=draft, shape=shape), Vanilla)  # has no use for them
+    tree = make_proposer("eagle3", target, head=draft, shape=shape)
+    assert isinstance(tree, Eagle3)
+    assert (tree.shape, tree.draft) == (shape, draft)
+    assert make_proposer("eagle3", target, head=draft).max_nodes == TreeShape.for_device(target.device).nodes
+    chain = make_proposer("eagle3-sampled-chain", target, head=draft, shape=shape)
+    assert isinstance(chain, SampledChain)
+    assert chain.max_nodes == shape.depth + 1
+    assert make_proposer("eagle3-sampled-chain", target, head=draft).max_nodes == CHAIN_DEPTH + 1
+    assert [name for name in KINDS if proposer_kind(name).draws] == ["eagle3-sampled-chain"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_proposer_goes_by_the_name_it_is_made_by(name: str) -> None:
+    target = tiny_target("llama")
+    assert make_proposer(name, target, head=random_draft(target)).name == name
+
+
+def test_what_is_missing_is_said(ngram: Path) -> None:
+    target = tiny_target("llama")
+    with pytest.raises(TercelError, match="the method eagle3 drafts with a draft head, and none is given"):
+        make_proposer("eagle3", target)
+    (ngram / "broken.py").write_text(
+        "from tercel import ProposerKind\nTWO = ProposerKind(print, needs=('model',))\nNO = print\n", encoding="utf-8"
+    )
+    with pytest.raises(TercelError, match="the method broken:TWO drafts with a second model, and none is given"):
+        make_proposer("broken:TWO", target)
+    with pytest.raises(TercelError, match="broken:NO is no ProposerKind"):
+        make_proposer("broken:NO", target)
+    with pytest.raises(TercelError, match=r"broken:THREE cannot be imported .*THREE.*PYTHONPATH"):
+        make_proposer("broken:THREE", target)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("eagle", "there is no method eagle; did you mean eagle3?"),
+        ("xyz", "known are vanilla, eagle3, eagle3-sampled-chain, and MODULE:ATTRIBUTE"),
+        ("no_such_module:KIND", "no_such_module:KIND cannot be imported .*no_such_module.*PYTHONPATH"),
+        (":", "cannot be imported"),
+        ("", "there is no method"),
+    ],
+)
+def test_names_of_nothing(name: str, words: str) -> None:
+    with pytest.raises(TercelError, match=words):
+        proposer_kind(name)
+
+
+def test_a_module_that_fails_is_one_sentence(ngram: Path) -> None:
+    (ngram / "broken.py").write_text("1 / 0\n", encoding="utf-8")
+    with pytest.raises(TercelError, match=r"broken:KIND cannot be imported \(division by zero\)"):
+        proposer_kind("broken:KIND")
