@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tercel.draft import DraftModel, Eagle3Head
+from tercel.draft.alignment import rope_position, token_in
 from tercel.errors import TercelError
 from tercel.interop.engines import find
 from tercel.interop.loaders import EngineView, draft_logits, frequencies_of, look_up
@@ -144,12 +145,13 @@ def _largest_difference(model: DraftModel, seen: EngineView) -> float:
 
 
 def _chain(head: Eagle3Head, features: Tensor, embedded: Tensor, positions: Tensor) -> list[Tensor]:
-    """The head's own: logits `[T-s, W]` of every step."""
+    """The head's own: logits `[T-s, W]` of every step. `embedded` begins with the token that row 0 reads first."""
     hidden, keys, values, logits = head.fuse(features), [], [], []
     for step in range(STEPS):
-        rows = len(positions) - step
-        hidden = hidden[:rows]
-        now = head.project(embedded[step:], hidden, positions[:rows] + step)
+        rows = torch.arange(len(positions) - step)
+        hidden = hidden[rows]
+        read = token_in(rows, step) - token_in(0, 0)
+        now = head.project(embedded[read], hidden, rope_position(positions[rows], step))
         keys.append(now.key)
         values.append(now.value)
         output = head.finish(now.residual, _attend(now.query, keys, values))
