@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,48 @@ def test_a_drip_does_not_outlive_the_timeout(first: bytes) -> None:
         with pytest.raises(TercelError, match=r"did not answer within 0\.3 s; raise --timeout"):
             Http.at(url, 0.3).text("/metrics")
         assert time.monotonic() - began < FOREVER / 10
+
+
+@pytest.fixture
+def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.Thread]]:
+    """Name servers that do not answer before the test has ended; gives the threads that ask them."""
+    released, asking, real = threading.Event(), [], socket.getaddrinfo
+
+    def stall(host: str | bytes, *more: Any, **named: Any) -> Any:
+        if b"stalled.test" not in (host if isinstance(host, bytes) else host.encode()):
+            return real(host, *more, **named)
+        asking.append(threading.current_thread())
+        released.wait(FOREVER / 10)
+        raise socket.gaierror(socket.EAI_AGAIN, "no name server answers")
+
+    monkeypatch.setattr(socket, "getaddrinfo", stall)
+    yield asking
+    released.set()
+    for thread in asking:
+        thread.join()
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+def test_a_look_up_does_not_outlive_the_timeout(
+    monkeypatch: pytest.MonkeyPatch, stalled: list[threading.Thread], proxied: bool
+) -> None:
+    if proxied:
+        monkeypatch.setenv("http_proxy", "http://stalled.test:3128")
+    url = "http://elsewhere.test" if proxied else "http://stalled.test:8000"
+    with pytest.raises(TercelError, match=r"did not answer within 0\.3 s; raise --timeout"):
+        Http.at(url, 0.3).text("/metrics")
+    (thread,) = stalled
+    assert thread.is_alive()  # still asking, and nothing waits for it
+    assert thread.daemon  # nor does the end of the program
+
+
+def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(TercelError, match=r"no server answers at http://nowhere\.test:8000 \(.*not known"):
+        Http.at("http://nowhere.test:8000", FOREVER).text("/metrics")
 
 
 def test_a_time_that_is_none() -> None:

@@ -11,9 +11,10 @@ import httpx2
 from anyio.from_thread import start_blocking_portal
 
 from tercel.doctor.address import is_local, is_same_server, parse_address
+from tercel.doctor.look_up import LookUpLoop
 from tercel.errors import TercelError
 
-TIMEOUT = 120.0  # seconds for one answer to its last byte; the look-up of a name has the system's own limit
+TIMEOUT = 120.0  # seconds for one answer, from the look-up of the name to the last byte
 MOST = 8 << 20  # bytes of an answer: counters of dozens of engines, or the ids of a long context
 _REFUSAL = 4096  # bytes read of an answer that is a refusal
 _REDIRECTS = 3  # within the server, as from /metrics to /metrics/
@@ -57,7 +58,8 @@ class Http:
         return self._object(path, self._send("POST", path, json.dumps(body).encode()))
 
     def _send(self, method: str, path: str, body: bytes | None = None) -> str:
-        with start_blocking_portal() as portal:  # works where a loop runs already, as in notebooks
+        # a portal works where a loop runs already, as in notebooks
+        with start_blocking_portal(backend_options={"loop_factory": LookUpLoop}) as portal:
             return portal.call(self._within_time, method, httpx2.URL(self.base + path), body)
 
     async def _within_time(self, method: str, url: httpx2.URL, body: bytes | None) -> str:
