@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 
 from tercel import Engine, Request, SamplingParams, Target, TreeShape, load_draft, make_proposer
+from tercel.target_model.prefill import prefill
 
 CONTEXT, REPEATS, ANSWER = 200, 12, 64
 SHAPES = [
@@ -46,7 +47,7 @@ def main() -> None:
     layers = draft.head.config.feature_layers
     cache = target.new_cache(1, CONTEXT + 80)
     prompt = list(range(100, 100 + CONTEXT))
-    target.prefill(prompt, cache)
+    prefill(target, [prompt], cache)
     print("nodes  target forward  output layer")
     for nodes in (1, 4, 8, 16, 24, 32, 48, 64):
         tokens = torch.arange(1000, 1000 + nodes)[None]

@@ -8,8 +8,9 @@ from tercel.decode.draft_tree import DraftTree
 from tercel.decode.proposer import PassingOn, Proposer
 from tercel.decode.types import Proposal
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head, HeadConfig, HeadInfo
-from tercel.target_model.model import Target, default_feature_layers
+from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
+from tercel.target_model.structure import default_feature_layers
 from tests.tiny import tiny_model, tiny_tokenizer
 
 

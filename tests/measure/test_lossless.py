@@ -110,7 +110,7 @@ def test_a_fault_of_the_target_room_does_not_excuse_itself(monkeypatch: pytest.M
     def everything(lengths, block_mask):
         return torch.ones(*block_mask.shape[:2], max(lengths) + block_mask.shape[1], dtype=torch.bool)
 
-    monkeypatch.setattr("tercel.target_model.model.visible_slots", everything)
+    monkeypatch.setattr("tercel.target_model.blocks.visible_slots", everything)
     check = check_greedy(target, tree_engine(), vanilla(target), PROMPTS, GREEDY)
     assert not check.ok
 

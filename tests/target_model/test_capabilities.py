@@ -150,7 +150,7 @@ class IgnoresCache(nn.Module):
 
 def test_a_model_that_forgets_its_past_is_refused():
     target = target_of(tiny_model("llama"))
-    target.decoder = IgnoresCache(target.decoder)
+    target.stock.decoder = IgnoresCache(target.stock.decoder)
     support = probe_tree_support(target)
     assert not support.chain
     assert "does not see the tokens in the cache" in support.reason
@@ -173,7 +173,7 @@ def test_a_decoder_without_a_cache_argument_is_refused_with_its_own_words():
         def forward(self, input_ids, position_ids, attention_mask, use_cache):
             raise AssertionError("never reached")
 
-    target.decoder = Plain()
+    target.stock.decoder = Plain()
     support = probe_tree_support(target)
     assert not support.chain
     assert "do not take" in support.reason or "does not take" in support.reason

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from tercel.errors import TercelError
-from tercel.target_model.model import Target, TargetOutput, default_feature_layers
+from tercel.target_model.model import Target
+from tercel.target_model.output import TargetOutput
+from tercel.target_model.prefill import prefill
 from tercel.target_model.sources import Source
+from tercel.target_model.structure import default_feature_layers
 from tests.tiny import ARCHS, LEARNED_POSITIONS, OTHER_ARCHS, VOCAB, tiny_model, tiny_tokenizer
 
 PREFIX = 13  # longer than the tiny models' sliding window of 8
@@ -85,7 +88,7 @@ def test_a_tree_is_every_branch_decoded_token_by_token(arch):
     for seed in (0, 1):
         parents, tokens = random_tree(7, seed), some_tokens(7, 10 + seed)
         cache = target.new_cache(1, 40)
-        target.prefill(prefix, cache)
+        prefill(target, [prefix], cache)
         tree = verify_tree(target, prefix, tokens, parents, cache)
         for leaf in set(range(7)) - set(parents):
             path = path_to(leaf, parents)
@@ -98,7 +101,7 @@ def test_a_kept_path_continues_as_if_decoded_from_scratch(arch):
     target, prefix = target_of(arch), some_tokens(PREFIX, 2)
     tokens, parents = some_tokens(5, 20), [-1, 0, 0, 2, 2]
     cache = target.new_cache(1, 40)
-    target.prefill(prefix, cache)
+    prefill(target, [prefix], cache)
     verify_tree(target, prefix, tokens, parents, cache)
     cache.keep([[0, 2, 4]])
     # a second block that is thrown away whole must leave no trace
@@ -106,7 +109,7 @@ def test_a_kept_path_continues_as_if_decoded_from_scratch(arch):
     cache.keep([[]])
     more = some_tokens(3, 21)
     kept = [*prefix, tokens[0], tokens[2], tokens[4]]
-    out = target.prefill(more, cache, capture=LAYERS)
+    (out,) = prefill(target, [more], cache, capture=LAYERS)
     assert cache.lengths == [PREFIX + 6]
     same(target, out, at(one_by_one(target, kept + more), 0, slice(PREFIX + 3, None)))
 
@@ -115,19 +118,17 @@ def test_a_kept_path_continues_as_if_decoded_from_scratch(arch):
 def test_rows_of_different_lengths_equal_rows_alone(arch):
     target = target_of(arch)
     prompts = [some_tokens(n, 30 + n) for n in (PREFIX, 3, 9)]
-    together = target.new_cache(0, 20)
-    alone = []
-    for prompt in prompts:
-        cache = target.new_cache(1, 20)
-        target.prefill(prompt, cache)
-        together.add_row(cache)
-        alone.append(cache)
+    together, alone = target.new_cache(1, 2), [target.new_cache(1, 20) for _ in prompts]
+    for row, prompt in enumerate(prompts):
+        prefill(target, [prompt], alone[row])
+        prefill(target, [prompt], together, [row])
+        together.add_rows(int(row < 2))
     parents, blocks = [-1, 0, 0, 1], [some_tokens(4, 40 + row) for row in range(3)]
     positions = torch.tensor([[0, 1, 1, 2]]) + torch.tensor(together.lengths)[:, None]
     block_mask = ancestors(parents)[None].expand(3, -1, -1)
     out = target.forward(torch.tensor(blocks), positions, together, block_mask, LAYERS)
-    for row, (prompt, cache) in enumerate(zip(prompts, alone, strict=True)):
-        same(target, at(out, row, slice(None)), verify_tree(target, prompt, blocks[row], parents, cache))
+    for row, prompt in enumerate(prompts):
+        same(target, at(out, row, slice(None)), verify_tree(target, prompt, blocks[row], parents, alone[row]))
     # ragged paths, one row leaves, the order changes: each still continues as its own text
     paths = [[0, 1, 3], [], [0, 2]]
     together.keep(paths)
@@ -142,7 +143,7 @@ def test_rows_of_different_lengths_equal_rows_alone(arch):
 def test_chunks_the_whole_and_padding_give_the_same(arch):
     target, tokens = target_of(arch), some_tokens(PREFIX, 3)
     truth = one_by_one(target, tokens)
-    same(target, target.prefill(tokens, target.new_cache(1, 4), chunk=5, capture=LAYERS), truth)
+    same(target, prefill(target, [tokens], target.new_cache(1, 4), capture=LAYERS, chunk=5)[0], truth)
     padded = torch.tensor([tokens, tokens[:6] + [0] * (PREFIX - 6)])
     out = target.encode(padded, LAYERS)
     same(target, at(out, 0, slice(None)), truth)
@@ -206,7 +207,7 @@ def test_what_one_caller_captures_no_other_sees():
     assert torch.equal(target.encode(tokens, (2, 2, 4)).features, torch.cat([first.layers[i] for i in (1, 1, 0)], -1))
     with pytest.raises(IndexError):
         target.encode(torch.tensor([[VOCAB]]), (2,))
-    assert not any(layer._forward_pre_hooks for layer in target.decoder_layers)
+    assert not any(layer._forward_pre_hooks for layer in target.stock.layers)
 
 
 @pytest.mark.parametrize(("layers", "expected"), [(30, (2, 15, 27)), (7, (2, 3, 4)), (6, (0, 3, 5)), (3, (0, 1, 2))])
@@ -222,4 +223,4 @@ def test_two_layers_have_no_default():
 def test_an_empty_prompt_is_refused():
     target = target_of("llama")
     with pytest.raises(TercelError, match="empty prompt"):
-        target.prefill([], target.new_cache(1, 4))
+        prefill(target, [[]], target.new_cache(1, 4))

@@ -17,6 +17,7 @@ from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.measure.rounding import run_shapes
 from tercel.target_model.model import Target
+from tercel.target_model.prefill import prefill
 from tercel.target_model.sources import Source
 from tests.decode.drafts import Oracle, random_draft
 from tests.tiny import VOCAB, tiny_model, tiny_tokenizer
@@ -121,12 +122,12 @@ def test_rounding_is_measured_within_one_set_of_factors():
 def test_a_block_across_the_border_is_refused():
     target = longrope()
     cache = target.new_cache(1, 80)
-    target.prefill(text(58), cache)
+    prefill(target, [text(58)], cache)
     assert target.block_depth(58) == 1
     target.forward(torch.tensor([[5, 6]]), torch.tensor([[58, 59]]), cache)
     with pytest.raises(TercelError, match="crosses position 60"):
         target.forward(torch.tensor([[5, 6, 7]]), torch.tensor([[58, 59, 60]]), cache)
-    target.prefill([5, 6], cache)
+    prefill(target, [[5, 6]], cache)
     with pytest.raises(TercelError, match="renew the cache"):
         target.forward(torch.tensor([[7]]), torch.tensor([[60]]), cache)
 

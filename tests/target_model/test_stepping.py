@@ -14,6 +14,7 @@ from tercel.decode.vanilla import Vanilla
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.target_model.model import Target
+from tercel.target_model.prefill import prefill
 from tercel.target_model.sources import Source
 from tests.decode.drafts import random_draft, tiny_target
 from tests.tiny import STEP_ARCHS, VOCAB
@@ -46,7 +47,7 @@ def test_features_of_steps_are_those_of_the_whole():
     target, tokens = tiny_target("qwen3_next"), list(PROMPTS[1])
     cache = target.new_cache(1, 0)
     pieces = (tokens[:5], tokens[5:])  # the second, on from a state, token by token
-    outs = [target.prefill(piece, cache, capture=(1, 4)) for piece in pieces]
+    outs = [prefill(target, [piece], cache, capture=(1, 4))[0] for piece in pieces]
     features = torch.cat([out.features for out in outs], 1)
     torch.testing.assert_close(features, target.encode(torch.tensor([tokens]), (1, 4)).features, rtol=1e-2, atol=1e-3)
 

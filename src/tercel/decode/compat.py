@@ -10,11 +10,11 @@ from tercel.heads import resolve_head
 from tercel.interop.formats.embeddings import share_embeddings
 from tercel.interop.formats.read import LayerIds, read_head
 from tercel.interop.output_rows import lend_output_layer
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 
 def load_draft(
-    name: str | None, target: Target, *, force: bool = False, layer_ids: LayerIds = "auto"
+    name: str | None, target: TargetModel, *, force: bool = False, layer_ids: LayerIds = "auto"
 ) -> DraftModel:
     """Load a head (a folder in any format, `owner/name` on the Hub, the name of a target with a shipped head, or None
     for this target's shipped one) in the target's precision, and check that it belongs to the target.
@@ -32,7 +32,7 @@ def load_draft(
     return lend_output_layer(model, target)
 
 
-def check_fits(model: DraftModel, target: Target, *, force: bool = False) -> None:
+def check_fits(model: DraftModel, target: TargetModel, *, force: bool = False) -> None:
     """Compare sizes, layers, tokenizer and weights of `target` with what the head was made for.
 
     force: take a head that was trained for other weights of the same shape (a fine-tuned target, say).

@@ -7,18 +7,23 @@ from collections.abc import Iterator, Sequence
 from tercel.decode.loop import DecodingLoop
 from tercel.decode.proposer import Proposer
 from tercel.decode.types import Event, GenerationResult, Request
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 
 class Engine:
-    """Generates with one target and one proposer, up to `slots` requests at a time."""
+    """Generates with one target and one proposer, up to `slots` requests at a time.
 
-    def __init__(self, target: Target, proposer: Proposer, *, slots: int = 1) -> None:
-        self.target, self.proposer, self.slots = target, proposer, slots
+    prefill_chunk: most prompt tokens of a step, as in `DecodingLoop`.
+    """
+
+    def __init__(
+        self, target: TargetModel, proposer: Proposer, *, slots: int = 1, prefill_chunk: int | None = None
+    ) -> None:
+        self.target, self.proposer, self.slots, self.prefill_chunk = target, proposer, slots, prefill_chunk
 
     def loop(self) -> DecodingLoop:
         """A fresh loop, for callers that submit requests as they come."""
-        return DecodingLoop(self.target, self.proposer, self.slots)
+        return DecodingLoop(self.target, self.proposer, self.slots, self.prefill_chunk)
 
     def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
         """Events of all requests as they happen; `event.index` is the place in `requests`."""

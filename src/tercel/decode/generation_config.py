@@ -16,7 +16,7 @@ from tercel.decode.rules import TokenRules
 from tercel.decode.sampling import SamplingParams
 from tercel.errors import TercelError
 from tercel.target_model.ends import disagreement
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 SHOWN = 4  # entries of a list in a note
@@ -79,7 +79,7 @@ class Asked:
         """What is given alone."""
         return SamplingParams(**self.values)
 
-    def of(self, target: Target) -> Adopted:
+    def of(self, target: TargetModel) -> Adopted:
         """With what the target asks for. Raises `TercelError` for a config that means nothing."""
         params, wishes = self.params, _Wishes.of(target) if self.generation_config else _Wishes()
         drawn = {"temperature": 1.0, **wishes.sampling} if self.sample or not params.greedy else {}
@@ -92,7 +92,7 @@ class Asked:
 
 
 def sampling_for(
-    target: Target, *, sample: bool = False, generation_config: bool = True, **given: Any
+    target: TargetModel, *, sample: bool = False, generation_config: bool = True, **given: Any
 ) -> SamplingParams:
     """The parameters that `given` (fields of `SamplingParams`) and the target's generation config make together; see
     `Asked`."""
@@ -124,9 +124,9 @@ class _Wishes:
     beyond: tuple[tuple[str, bool], ...] = ()
 
     @classmethod
-    def of(cls, target: Target) -> _Wishes:
+    def of(cls, target: TargetModel) -> _Wishes:
         """Raises `TercelError` for a value that means nothing."""
-        config = target.model.generation_config
+        config = target.generation_config
         if config is None:
             return cls()
         said = {name: _frozen(value) for name, value in config.to_dict().items() if value is not None}
@@ -186,7 +186,7 @@ def _rules(said: Mapping[str, Any], vocab_size: int) -> TokenRules:
 
 
 def _notes(
-    target: Target, wishes: _Wishes, params: SamplingParams, taken: Mapping[str, Any], *, chosen: bool
+    target: TargetModel, wishes: _Wishes, params: SamplingParams, taken: Mapping[str, Any], *, chosen: bool
 ) -> tuple[str, ...]:
     """chosen: whether it was said that this is to be greedy, or not."""
     config = f"the generation config of {target.source.name}"

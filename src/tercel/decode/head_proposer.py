@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from tercel.decode.head_state import HeadState
 from tercel.decode.proposer import Proposer, Row
@@ -13,8 +12,8 @@ from tercel.decode.types import Committed
 from tercel.draft import DraftModel, StepHead
 from tercel.draft.alignment import head_position, token_in
 from tercel.draft.shape import TreeShape
-from tercel.target_model.cache import TargetCache
-from tercel.target_model.model import Target, TargetOutput
+from tercel.target_model.model import Target
+from tercel.target_model.output import TargetOutput
 from tercel.target_model.transfer import to_device
 
 
@@ -38,30 +37,22 @@ class HeadProposer(Proposer):
         self.state = HeadState(self.head, self.target, capacity + self.shape.top_k * self.shape.depth)
 
     @torch.no_grad()
-    def admit(self, row: Row, prompt: TargetOutput) -> None:
+    def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:
         state = self.state
-        own = TargetCache(1, state.capacity)
-        output = state.extend(own, prompt.layers, [row.tokens[token_in(0, 0) :]])  # row 0 reads the first of them
-        if state.cache is None:
-            state.cache, state.output = own, output
-        else:
-            state.cache.add_row(own)
-            state.output = torch.cat([state.output, output])
+        first = state.cache.rows
+        state.cache.add_rows(len(rows))
+        features = [[layer[0] for layer in prompt.layers] for prompt in prompts]
+        tokens = [row.tokens[token_in(0, 0) :] for row in rows]  # row 0 reads the first of them
+        output = state.extend(features, tokens, range(first, state.cache.rows))
+        state.output = torch.cat([state.output, output]) if first else output
 
     @torch.no_grad()
     def commit(self, committed: Sequence[Committed]) -> None:
-        assert self.state.cache is not None
-        width = max(len(c.tokens) for c in committed)
-        layers = [
-            torch.stack([F.pad(c.layers[i], (0, 0, 0, width - len(c.tokens))) for c in committed])
-            for i in range(len(self.feature_layers))
-        ]
-        self.state.output = self.state.extend(self.state.cache, layers, [c.tokens for c in committed])
+        self.state.output = self.state.extend([c.layers for c in committed], [c.tokens for c in committed])
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        if self.state.cache is not None:
-            self.state.cache.select_rows(rows)
-            self.state.output = self.state.output[to_device(list(rows), self.target.device).long()]
+        self.state.cache.select_rows(rows)
+        self.state.output = self.state.output[to_device(list(rows), self.target.device).long()]
 
     def notes(self) -> Sequence[str]:
         if not self.limited:

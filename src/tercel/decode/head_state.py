@@ -28,31 +28,33 @@ class HeadState:
 
     def __init__(self, head: StepHead, target: Target, capacity: int) -> None:
         self.head, self.target = head, target
-        self.capacity = capacity
         self.positions = head.config.max_position_embeddings
-        self.cache: TargetCache | None = None
+        self.cache = TargetCache(0, capacity)
         self.output = torch.empty(0)  # [B, H]: of each row's newest entry, which predicts the root's children
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.head.embed_tokens(tokens) if self.head.config.own_embeddings else self.target.embed(tokens)
 
-    def extend(self, cache: TargetCache, layers: Sequence[Tensor], entries: Sequence[Sequence[int]]) -> Tensor:
-        """Write entries of committed tokens: true features `[B, T, Ht]` a layer, and each row's tokens after them, up
-        to `T`. Returns the output `[B, H]` of each row's last.
+    def extend(
+        self, features: Sequence[Sequence[Tensor]], entries: Sequence[Sequence[int]], rows: Sequence[int] | None = None
+    ) -> Tensor:
+        """Write entries of committed tokens into `rows` (all, if left out): a row's true features `[t, Ht]` a layer,
+        and the `t` tokens after them. Returns the output `[B, H]` of each row's last.
 
         Only that last entry needs a query: the others are never drafted from.
         """
-        rows, length = len(entries), max(map(len, entries))
+        cache, length = self.cache, max(map(len, entries))
         packed = to_device([[len(row), *row, *[0] * (length - len(row))] for row in entries], self.target.device)
         last, tokens = packed[:, 0] - 1, packed[:, 1:]
-        fused = self.head.fuse(torch.cat(list(layers), dim=-1))
-        before = cache.starts(tokens.device)
+        padded = [F.pad(torch.cat(list(own), dim=-1), (0, 0, 0, length - len(own[0]))) for own in features]
+        fused = self.head.fuse(torch.stack(padded))
+        before = cache.starts(tokens.device, rows)
         written = before[:, None] + torch.arange(length, device=tokens.device)  # [B, T], slots: the entries' rows
         positions = self._known(head_position(token_in(written, 0)))
         now = self.head.project(self.embed(tokens), fused, positions)
-        cache.begin(length, tokens.device)
+        cache.begin(length, tokens.device, rows)
         keys, values = cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
-        every = torch.arange(rows, device=tokens.device)
+        every = torch.arange(len(entries), device=tokens.device)
         cache.keep([range(len(row)) for row in entries])
         slots = torch.arange(keys.shape[2], device=tokens.device)
         seen = slots[None, None] < (before + last + 1)[:, None, None]  # [B, 1, S]
@@ -62,7 +64,6 @@ class HeadState:
     def draft_level(self, tokens: Tensor, hidden: Tensor, ancestors: Tensor, depth: int) -> Tensor:
         """Entries for drafted nodes `[B, K]` at `depth`, `hidden` `[B, K, H]` from their parents, `ancestors` bool
         `[B, K, depth*K]`: the drafted slots each sees, its own among them. Returns their outputs `[B, K, H]`."""
-        assert self.cache is not None
         width = tokens.shape[1]
         newest = self.cache.starts(tokens.device) - 1  # the row that drafts, whose step `depth` this is
         positions = self._known(rope_position(newest, depth))[:, None].expand(-1, width)

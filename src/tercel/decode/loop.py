@@ -1,7 +1,8 @@
 """The one decoding loop: propose → verify → commit, for greedy and sampled, trees and chains, one row or many.
 
 A generated token's life:
-1. A request is submitted; when a slot is free its prompt is prefilled and the target chooses the first token.
+1. A request is submitted; when slots are free, prompts are prefilled together, straight into the rows that they will
+   have in the batch, and the target chooses each first token.
 2. `propose`: the proposer drafts a tree behind the last token of every row.
 3. The target runs all trees in one forward, each node seeing the committed tokens and its own ancestors.
 4. `verify`: walk each tree as far as the target's own choices go; one more token is the target's own: recovered where
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,34 +32,45 @@ from tercel.decode.sampling import best_tokens, choose_token
 from tercel.decode.types import Committed, Event, Proposal, Request
 from tercel.decode.verify import Verdict, verify, verify_sampled_drafts
 from tercel.errors import TercelError
-from tercel.target_model.cache import RowCache
-from tercel.target_model.model import Target, TargetOutput
+from tercel.target_model.output import TargetOutput
+from tercel.target_model.prefill import CHUNK, Prompt, run_chunk
+from tercel.target_model.protocol import RowCache, TargetModel
 from tercel.target_model.transfer import to_device
 
 ROOM = 8192  # tokens of an answer that a cache has room for from the beginning
 
 
 class DecodingLoop:
-    """Decodes submitted requests, up to `slots` at a time, with one proposer."""
+    """Decodes submitted requests, up to `slots` at a time, with one proposer.
 
-    def __init__(self, target: Target, proposer: Proposer, slots: int = 1) -> None:
+    prefill_chunk: most prompt tokens of a step, so that a long prompt does not hold up the answers beside it; None runs
+    prompts to their end before the step goes on.
+    """
+
+    def __init__(
+        self, target: TargetModel, proposer: Proposer, slots: int = 1, prefill_chunk: int | None = None
+    ) -> None:
         if not 1 <= slots <= limits.SLOTS:
             raise TercelError(f"a decoding loop has 1 to {limits.SLOTS:,} slots, not {slots}")
+        if prefill_chunk is not None and prefill_chunk < 1:
+            raise TercelError(f"a decoding loop needs at least one prompt token a step, not {prefill_chunk}")
         if proposer.needs_tree:
             target.tree_support.require_tree(target.source.name)
         elif proposer.max_nodes > 1:
             target.tree_support.require_chain(target.source.name)
         self.target, self.proposer, self.slots = target, proposer, slots
         self._waiting: deque[ActiveRequest] = deque()
+        self._entering: list[_Entering] = []  # their rows in the cache come after those of
         self._rows: list[ActiveRequest] = []
-        self._cache: RowCache | None = None
+        self._cache: RowCache = target.new_cache(0, 0)
+        self._prefill_chunk = prefill_chunk
         self._submitted = 0
         self._clock = PhaseClock(target.device)
 
     @property
     def pending(self) -> int:
         """Requests waiting or being decoded."""
-        return len(self._waiting) + len(self._rows)
+        return len(self._waiting) + len(self._entering) + len(self._rows)
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns its number. Raises `TercelError` if its prompt is empty or fills the context."""
@@ -80,14 +93,13 @@ class DecodingLoop:
         return events
 
     def _advance(self) -> list[Event]:
-        assert self._cache is not None
         clock, before = self._clock, dict(self._clock.seconds)
         clock.restart()
         started = clock.now()
         with clock.phase("target"):
             self.target.renew(self._cache, [row.tokens for row in self._rows])
         with clock.phase("draft"):
-            depths = [self.target.block_depth(length) for length in self._cache.lengths]
+            depths = [self.target.block_depth(length) for length in self._cache.lengths[: len(self._rows)]]
             proposals = [p.up_to(depth) for p, depth in zip(self.proposer.propose(self._rows), depths, strict=True)]
         with clock.phase("target"):
             output = self._run_trees([proposal.tree for proposal in proposals])
@@ -103,7 +115,7 @@ class DecodingLoop:
             self._cache.keep(paths)
             survivors = [i for i, event in enumerate(events) if event.emission.finish_reason is None]
             if len(survivors) < len(events):
-                self._cache.select_rows(survivors)
+                self._cache.select_rows([*survivors, *range(len(events), len(self._cache.lengths))])
                 self.proposer.select_rows(survivors)
         with clock.phase("draft"):
             if survivors:
@@ -116,19 +128,19 @@ class DecodingLoop:
 
     def _run_trees(self, trees: Sequence[DraftTree]) -> TargetOutput:
         """One forward over every row's tree; smaller trees are padded with nodes that see only themselves."""
-        assert self._cache is not None
         nodes = max(len(tree) for tree in trees)
         # tokens, positions and masks travel together: one copy to the device a step
         packed = torch.zeros(len(trees), nodes, 2 + nodes, dtype=torch.long)
         packed[:, :, 2:] = torch.eye(nodes, dtype=torch.long)
-        for row, (tree, start) in enumerate(zip(trees, self._cache.lengths, strict=True)):
+        for row, (tree, start) in enumerate(zip(trees, self._cache.lengths, strict=False)):
             n = len(tree)
             packed[row, :n, 0], packed[row, :n, 2 : 2 + n] = tree.tokens, tree.ancestor_mask()
             packed[row, :, 1] = start  # the root's position is the cache's length
             packed[row, :n, 1] += tree.depths
         there = to_device(packed, self.target.device)
         tokens, positions = there[:, :, 0].contiguous(), there[:, :, 1].contiguous()
-        return self.target.forward(tokens, positions, self._cache, there[:, :, 2:] > 0, self.proposer.feature_layers)
+        seen, layers = there[:, :, 2:] > 0, self.proposer.feature_layers
+        return self.target.forward(tokens, positions, self._cache, seen, layers, range(len(trees)))
 
     def _verify(self, proposals: Sequence[Proposal], logits: Tensor) -> list[Verdict]:
         """A verdict a row; for greedy requests all that leaves the device is the best token of every node."""
@@ -160,32 +172,59 @@ class DecodingLoop:
         ]
 
     def _admit(self) -> list[Event]:
-        """Prefill waiting requests into free slots; each yields its first token."""
+        """Run prompts of waiting requests as far as slots and this step allow; each that ends yields a first token."""
         events: list[Event] = []
-        while self._waiting and len(self._rows) < self.slots:
-            request = self._waiting.popleft()
-            if not self._rows:
-                self._cache = None
-                self.proposer.reset(self._capacity(request))
-            started = self._clock.now()
-            own = self.target.new_cache(1, self._capacity(request))
-            output = self.target.prefill(request.prompt, own, capture=self.proposer.feature_layers)
-            logits = self.target.logits(output.hidden[0, -1])
-            token = choose_token(logits, request.params, request.history, request.stream)
-            event = request.start(token)
-            if event.emission.finish_reason is None:
-                self._enter(own)
-                self._rows.append(request)
-                self.proposer.admit(request, output)
-            events.append(request.prefilled(event, self._clock.now() - started))
+        while self._begin_prompts():
+            events += self._run_prompts()
+            if self._prefill_chunk is not None:
+                break
         return events
+
+    def _begin_prompts(self) -> bool:
+        """Give waiting requests the free slots; says whether any prompt is to be run."""
+        free = self.slots - len(self._rows) - len(self._entering)
+        new = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+        if new:
+            capacity = max(map(self._capacity, new))
+            if not self._rows and not self._entering:
+                self._cache = self.target.new_cache(0, capacity)
+                self.proposer.reset(capacity)
+            self._cache.add_rows(len(new), capacity)
+            started = self._clock.now()
+            self._entering += [_Entering(request, Prompt(request.prompt), started) for request in new]
+        return bool(self._entering)
+
+    def _run_prompts(self) -> list[Event]:
+        """One chunk of the prompts in flight; those that end join the batch, or leave with their only token."""
+        first, layers = len(self._rows), self.proposer.feature_layers
+        prompts, rows = [entering.prompt for entering in self._entering], range(first, len(self._cache.lengths))
+        done = run_chunk(self.target, prompts, self._cache, rows, self._prefill_chunk or CHUNK, layers)
+        ended, self._entering = self._entering[:done], self._entering[done:]
+        events = [entering.request.start(self._first_token(entering)) for entering in ended]
+        stay = [i for i, event in enumerate(events) if event.emission.finish_reason is None]
+        if len(stay) < done:
+            self._cache.select_rows([*range(first), *(first + i for i in stay), *rows[done:]])
+        if stay:
+            joining = [ended[i].request for i in stay]
+            self._rows += joining
+            self.proposer.admit(joining, [ended[i].prompt.output for i in stay])
+        now = self._clock.now()
+        return [e.request.prefilled(event, now - e.started) for e, event in zip(ended, events, strict=True)]
+
+    def _first_token(self, entering: _Entering) -> int:
+        request, output = entering.request, entering.prompt.output
+        logits = self.target.logits(output.hidden[0, -1])
+        return choose_token(logits, request.params, request.history, request.stream)
 
     def _capacity(self, request: ActiveRequest) -> int:
         longest = len(request.prompt) + min(request.params.max_new_tokens, ROOM)  # more is made as it is needed
         return min(longest, self.target.context_length) + self.proposer.max_nodes
 
-    def _enter(self, own: RowCache) -> None:
-        if self._cache is None:
-            self._cache = own
-        else:
-            self._cache.add_row(own)
+
+@dataclass(frozen=True)
+class _Entering:
+    """A request whose prompt is being run; its row is among those after the running ones. started: by the clock."""
+
+    request: ActiveRequest
+    prompt: Prompt
+    started: float

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tercel.decode.sampling import RandomStream, SamplingParams
 from tercel.decode.types import Committed, Proposal
-from tercel.target_model.model import TargetOutput
+from tercel.target_model.output import TargetOutput
 
 
 class Row(Protocol):
@@ -39,9 +39,9 @@ class Proposer(Protocol):
         """Forget all rows; sequences will have up to `capacity` tokens."""
         return
 
-    def admit(self, row: Row, prompt: TargetOutput) -> None:
-        """A request enters as the last row: `prompt` is the target's output over its prompt (`[1, T, ..]`), and
-        `row.tokens` already ends with the token that the target chose after it."""
+    def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:
+        """Requests enter as the last rows: `prompts` are the target's outputs over their prompts (`[1, T, ..]` each),
+        and `tokens` of each row already ends with the token that the target chose after it."""
         return
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
@@ -72,8 +72,8 @@ class PassingOn(Proposer):
     def reset(self, capacity: int) -> None:
         self.inner.reset(capacity)
 
-    def admit(self, row: Row, prompt: TargetOutput) -> None:
-        self.inner.admit(row, prompt)
+    def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:
+        self.inner.admit(rows, prompts)
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         return self.inner.propose(rows)

@@ -10,13 +10,13 @@ from tercel.decode.sampling import RandomStream
 from tercel.decode.stopping import StopChecker
 from tercel.decode.types import Event, GenerationResult, Request
 from tercel.decode.verify import Verdict
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 
 class ActiveRequest:
     """State of a request from submission to its last token."""
 
-    def __init__(self, index: int, request: Request, target: Target) -> None:
+    def __init__(self, index: int, request: Request, target: TargetModel) -> None:
         self.index = index
         self.prompt = request.prompt
         self.params = request.params

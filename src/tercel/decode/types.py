@@ -13,7 +13,7 @@ from tercel.decode.generation_config import sampling_for
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.stopping import Emission
 from tercel.draft.acceptance import acceptance_length, tokens_of_steps
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
 
     @classmethod
-    def chat(cls, target: Target, message: str, params: SamplingParams | None = None) -> Request:
+    def chat(cls, target: TargetModel, message: str, params: SamplingParams | None = None) -> Request:
         """One user message, rendered with the target's own chat template; without `params`, decoded greedily as the
         target's generation config asks."""
         prompt = serving_prompt(target.tokenizer, [Message("user", message)])

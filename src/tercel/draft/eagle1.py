@@ -19,7 +19,7 @@ from tercel.draft.layers import MLP, Projected, RMSNorm, Rotary, rotate
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:
-    from tercel.target_model.model import Target
+    from tercel.target_model.protocol import TargetModel
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Eagle1Head(StepHead):
         drafted = joined + attention + mlp + c.hidden_size * c.draft_vocab_size
         return HeadWork(drafted=drafted, context=2 * query, fuse=0, kv=2 * key)
 
-    def beside(self, target: Target, ids: Tensor) -> Eagle1Head:
+    def beside(self, target: TargetModel, ids: Tensor) -> Eagle1Head:
         """Itself: it has the target's output layer from then on, `[.., H]` to `[.., V]`."""
         self._output_layer = target.logits
         return self

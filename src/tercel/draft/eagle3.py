@@ -20,7 +20,7 @@ from tercel.draft.layers import MLP, Projected, RMSNorm, Rotary, rotate
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:
-    from tercel.target_model.model import Target
+    from tercel.target_model.protocol import TargetModel
 
 
 class Attention(nn.Module):
@@ -112,13 +112,13 @@ class Eagle3Head(StepHead):
     def public_config(self, dtype: torch.dtype) -> dict[str, Any]:
         return public_config(self.config, dtype)
 
-    def beside(self, target: Target, ids: Tensor) -> Eagle3Head:
+    def beside(self, target: TargetModel, ids: Tensor) -> Eagle3Head:
         """With the target's output rows of its draft vocabulary as its own, if it has no output layer (the paper's
         text, section 3.1). A target of other sizes lends nothing: that it does not fit is for others to say."""
         c = self.config
         if c.own_output or (c.target_hidden_size, c.vocab_size) != (target.hidden_size, target.vocab_size):
             return self
-        return self.rebuilt(replace(c, own_output=True), {"lm_head.weight": target.output_layer.rows(ids)})
+        return self.rebuilt(replace(c, own_output=True), {"lm_head.weight": target.output_rows(ids)})
 
     def fuse(self, features: Tensor) -> Tensor:
         """`[.., n*Ht]` (residual streams, low to high) to the hidden of step 0, `[.., H]`."""

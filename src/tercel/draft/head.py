@@ -19,7 +19,7 @@ from tercel.draft.layers import Projected
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:
-    from tercel.target_model.model import Target
+    from tercel.target_model.protocol import TargetModel
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class DraftHead(nn.Module, ABC):
         """
         raise TercelError(f"a head of {self.title} can be run and inspected only, not written; give one of EAGLE-3")
 
-    def beside(self, target: Target, ids: Tensor) -> DraftHead:
+    def beside(self, target: TargetModel, ids: Tensor) -> DraftHead:
         """The head with what it borrows of `target`; itself, if that is nothing. `ids` `[W]`: its draft vocabulary."""
         return self
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from tercel.draft import DraftModel
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 
 @torch.no_grad()
-def lend_output_layer(model: DraftModel, target: Target) -> DraftModel:
+def lend_output_layer(model: DraftModel, target: TargetModel) -> DraftModel:
     """`model` with the target's output rows of its draft vocabulary `[W, K]` as its own; as it is if it has an output
     layer, or is of other sizes than the target, which is for others to say."""
     return replace(model, head=model.head.beside(target, model.vocabulary.ids))

@@ -27,7 +27,7 @@ from tercel.measure.summary import (
     time_split_ms,
 )
 from tercel.measure.tasks import Question, Task, prompt_ids
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 WARM_UP_TOKENS = 32
 SEED_STRIDE = 1000  # repetitions of a question have seeds this far apart
@@ -64,7 +64,7 @@ OnAnswer = Callable[[BenchProgress], None]
 
 
 def run_bench(
-    target: Target,
+    target: TargetModel,
     methods: Mapping[str, Method],
     tasks: Sequence[Task],
     settings: BenchSettings,
@@ -111,7 +111,7 @@ def run_bench(
     )
 
 
-def _warm_up(target: Target, methods: Mapping[str, Method], question: Question, params: SamplingParams) -> None:
+def _warm_up(target: TargetModel, methods: Mapping[str, Method], question: Question, params: SamplingParams) -> None:
     prompt = prompt_ids(target.tokenizer, question)
     if len(prompt) >= target.context_length:
         prompt = prompt[: target.context_length // 2]  # the question itself will be skipped
@@ -123,7 +123,7 @@ class _Asking:
     """Asks questions and counts answers."""
 
     def __init__(
-        self, target: Target, methods: Mapping[str, Method], settings: BenchSettings, progress: OnAnswer
+        self, target: TargetModel, methods: Mapping[str, Method], settings: BenchSettings, progress: OnAnswer
     ) -> None:
         self.target, self.methods, self.settings, self.progress = target, methods, settings, progress
         self.answers = 0

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tercel.decode.history import TokenHistory
 from tercel.errors import TercelError
 from tercel.measure.tasks import Prompt
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 Progress = Callable[[int, int], None]
 Verdict = Literal["numerical", "WRONG"]
@@ -72,7 +72,7 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
-def history_of(target: Target, prompt: Prompt, generated: Sequence[int]) -> TokenHistory:
+def history_of(target: TargetModel, prompt: Prompt, generated: Sequence[int]) -> TokenHistory:
     history = TokenHistory(prompt.tokens, target.vocab_size)
     for token in generated:
         history.push(token)

@@ -48,7 +48,7 @@ class Shapes:
 def run_shapes(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> Shapes:
     """Run `prompt + answer` in blocks behind the prompt's own prefill, whole, and as a row of a padded
     batch."""
-    with target.sequences_of(len(prompt) + len(answer)):
+    with target.stock.sequences_of(len(prompt) + len(answer)):
         rows = list(_runs(target, prompt, answer))
     kept = min(POSITIONS, *(len(row) for row in rows))
     return Shapes(torch.stack([target.logits(row[-kept:]).float() for row in rows]))
@@ -59,12 +59,12 @@ def _runs(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> Itera
     for length in BLOCKS:
         yield _in_blocks(target, prompt, answer, length)
     whole = torch.tensor([[*prompt, *answer]], device=target.device)
-    yield target.decoder(input_ids=whole, use_cache=False).last_hidden_state[0]
+    yield target.stock.decoder(input_ids=whole, use_cache=False).last_hidden_state[0]
     padded = torch.cat([whole, whole.new_zeros(1, 1)], dim=1).repeat(ROWS, 1)
     mask = torch.ones_like(padded)
     mask[:, -1] = 0
     mask[1:, -2:] = 0
-    states = target.decoder(input_ids=padded, attention_mask=mask, use_cache=False).last_hidden_state
+    states = target.stock.decoder(input_ids=padded, attention_mask=mask, use_cache=False).last_hidden_state
     yield states[0, :-1]
 
 
@@ -74,6 +74,6 @@ def _in_blocks(target: Target, prompt: Sequence[int], answer: Sequence[int], len
     states = []
     for block in blocks:
         tokens = torch.tensor([list(block)], device=target.device)
-        out = target.decoder(input_ids=tokens, cache=cache, use_cache=True)
+        out = target.stock.decoder(input_ids=tokens, cache=cache, use_cache=True)
         states.append(out.last_hidden_state[0, -POSITIONS:])
     return torch.cat(states)

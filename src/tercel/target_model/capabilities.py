@@ -17,6 +17,7 @@ from torch import Tensor
 from tercel.errors import TercelError
 from tercel.target_model.experts import has_experts
 from tercel.target_model.output_layer import probe_tokens
+from tercel.target_model.prefill import prefill
 
 if TYPE_CHECKING:
     from tercel.target_model.model import Target
@@ -73,14 +74,14 @@ def check_steps(target: Target) -> None:
     try:
         cache = target.new_cache(1, len(tokens))
         for piece in (tokens[:3], *([token] for token in tokens[3:])):
-            hidden = target.prefill(piece, cache).hidden
+            (output,) = prefill(target, [piece], cache)
         whole = target.encode(torch.tensor([tokens], device=target.device)).hidden
     except _FAILURES as error:
         raise TercelError(
             f"{name} cannot be decoded: it takes no cache of transformers' usual kind ({error}); "
             "a target of another architecture is needed"
         ) from error
-    if not _near(target, hidden[0, -1], whole[0, -1]):
+    if not _near(target, output.hidden[0, -1], whole[0, -1]):
         raise TercelError(
             f"{name} cannot be decoded: tokens one by one give other logits than the whole text at once; "
             "a target of another architecture is needed"
@@ -105,7 +106,7 @@ class _Block:
         tokens = probe_tokens(target.model)[0].tolist()
         self.prefix, self.tokens = tokens[:3], tokens[3:]
         self.cache = target.new_cache(1, len(tokens))
-        target.prefill([self.prefix[0] if first is None else first, *self.prefix[1:]], self.cache)
+        prefill(target, [[self.prefix[0] if first is None else first, *self.prefix[1:]]], self.cache)
         self.before = self.hidden()
 
     def hidden(self, tokens: list[int] | None = None, depths: list[int] | None = None) -> Tensor:

@@ -28,6 +28,11 @@ class TargetOutput:
         """`[B, T, n*K]`, low to high, not normalised (paper section 3.1)."""
         return torch.cat(self.layers, dim=-1)
 
+    def of_row(self, row: int, length: int) -> TargetOutput:
+        """The first `length` tokens of one row, `[1, T, ..]`."""
+        part = slice(row, row + 1), slice(length)
+        return TargetOutput(self.hidden[part], tuple(layer[part] for layer in self.layers))
+
     def part(self, start: int) -> TargetOutput:
         """From token `start` on."""
         return TargetOutput(self.hidden[:, start:], tuple(layer[:, start:] for layer in self.layers))

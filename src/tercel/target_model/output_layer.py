@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tercel.errors import TercelError
-from tercel.target_model.capture import layer_inputs
+from tercel.target_model.stock import layer_inputs
 from tercel.target_model.structure import decoder_of
 
 PROBE_TOKENS = 6

@@ -58,16 +58,16 @@ class LengthRope:
             self._lengths = before
 
     @contextmanager
-    def block(self, cache: TargetCache, positions: Tensor) -> Iterator[None]:
-        """Within, a block at `positions` `[B, T]` after `cache` is rotated as the keys of its row are.
+    def block(self, cache: TargetCache, rows: Sequence[int], positions: Tensor) -> Iterator[None]:
+        """Within, a block at `positions` `[B, T]` after these rows of `cache` is rotated as the keys of its row are.
 
         Raises `TercelError` if the block crosses the border: then no keys would be right for all of it.
         """
-        lengths = [max(length + 1, turned) for length, turned in zip(cache.lengths, cache.turned_for, strict=True)]
-        stale = self.stale_rows(cache)
-        for row, length in enumerate(cache.lengths):
-            near = not self.is_long(lengths[row]) and self.is_long(length + positions.shape[1])
-            if (near and self.is_long(int(positions[row].max()) + 1)) or row in stale:
+        lengths = [max(cache.lengths[row] + 1, cache.turned_for[row]) for row in rows]
+        stale = self.stale_rows(cache, rows)
+        for place, row in enumerate(rows):
+            near = not self.is_long(lengths[place]) and self.is_long(cache.lengths[row] + positions.shape[1])
+            if (near and self.is_long(int(positions[place].max()) + 1)) or row in stale:
                 raise TercelError(
                     f"a block crosses position {self.border}, past which all tokens before it are rotated again; "
                     "end it there and renew the cache"
@@ -75,10 +75,10 @@ class LengthRope:
         with self.sequences(lengths):
             yield
 
-    def stale_rows(self, cache: TargetCache) -> list[int]:
-        """Rows whose next token lies past the border, while their keys are those of a short sequence."""
-        pairs = zip(cache.lengths, cache.turned_for, strict=True)
-        return [row for row, (n, turned) in enumerate(pairs) if n and self.is_long(n + 1) and not self.is_long(turned)]
+    def stale_rows(self, cache: TargetCache, rows: Sequence[int]) -> list[int]:
+        """Those of `rows` whose next token lies past the border, while their keys are those of a short sequence."""
+        known = ((row, cache.lengths[row], cache.turned_for[row]) for row in rows)
+        return [row for row, n, turned in known if n and self.is_long(n + 1) and not self.is_long(turned)]
 
     def _wrap(self, module: nn.Module) -> None:
         stock = module.forward

@@ -1,4 +1,4 @@
-"""The cache of models that can only be decoded token by token.
+"""Models that can only be decoded token by token.
 
 A recurrent state cannot go back to an earlier token, and some attentions make their masks or position biases
 themselves, from the place of a key in the cache. Such a model gets what `generate()` gives it: `transformers`' own
@@ -8,37 +8,89 @@ cache, one for each row, and whole blocks alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
+from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
 
 from tercel.errors import TercelError
+from tercel.target_model.output import TargetOutput, joined
+from tercel.target_model.protocol import RowCache
+from tercel.target_model.stock import StockDecoder
+from tercel.target_model.transfer import to_device
 
 
 class StepCache:
     """`transformers`' own cache of each row. The rows of a block run one after another."""
 
     def __init__(self, rows: int, config: PretrainedConfig) -> None:
-        self.rows = [DynamicCache(config=config) for _ in range(rows)]
-        self.lengths: list[int] = [0] * rows
+        self._config = config
+        self.caches: list[DynamicCache] = []
+        self.lengths: list[int] = []
+        self._rows: Sequence[int] = ()  # of the last block
         self._block = 0
+        self.add_rows(rows)
 
-    def begin(self, block: int) -> None:
-        """Announce a block of `block` tokens a row."""
-        self._block = block
+    def begin(self, block: int, rows: Sequence[int]) -> None:
+        """Announce a block of `block` tokens for each of `rows`."""
+        self._block, self._rows = block, rows
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Make the last block permanent; raises `TercelError` for anything but the whole of it."""
-        for row, path in enumerate(paths):
+        for row, path in zip(self._rows, paths, strict=True):
             if list(path) != list(range(self._block)):
                 raise TercelError(f"this model keeps a state that cannot forget a part of {self._block} tokens")
             self.lengths[row] += self._block
 
-    def add_row(self, other: StepCache) -> None:
-        """Append the only row of `other` (a prefilled request) as the last row."""
-        self.rows += other.rows
-        self.lengths += other.lengths
+    def add_rows(self, count: int, capacity: int = 0) -> None:
+        self.caches += [DynamicCache(config=self._config) for _ in range(count)]
+        self.lengths += [0] * count
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only `rows`, in that order (finished requests leave the batch)."""
-        self.rows = [self.rows[row] for row in rows]
+        self.caches = [self.caches[row] for row in rows]
         self.lengths = [self.lengths[row] for row in rows]
+
+
+class TokenSteps:
+    """Blocks are causal and their positions follow the cache, whatever they are said to be."""
+
+    renews = False  # a state cannot be filled anew in place
+
+    def __init__(self, stock: StockDecoder) -> None:
+        self._stock = stock
+
+    def new_cache(self, rows: int, capacity: int) -> StepCache:
+        return StepCache(rows, self._stock.config)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: RowCache,
+        block_mask: Tensor | None,
+        capture: Sequence[int],
+        rows: Sequence[int] | None,
+    ) -> TargetOutput:
+        own = cast(StepCache, cache)
+        rows = range(len(own.caches)) if rows is None else rows
+        own.begin(tokens.shape[1], rows)
+        outputs = [self._stock.run(tokens[i : i + 1], capture, cache=own.caches[row]) for i, row in enumerate(rows)]
+        return joined(outputs, 0)
+
+    def prefill_chunk(
+        self,
+        remaining: Sequence[Sequence[int]],
+        cache: RowCache,
+        rows: Sequence[int],
+        limit: int,
+        capture: Sequence[int] = (),
+    ) -> list[TargetOutput]:
+        """The first prompt, whole, as `generate()` does, however long; some models go on from one token only."""
+        tokens = list(remaining[0][:1] if cache.lengths[rows[0]] else remaining[0])
+        there = to_device([tokens], self._stock.model.device)
+        out = self.forward(there, there, cache, None, capture, rows[:1])
+        cache.keep([range(len(tokens))])
+        return [out]
+
+    def renew(self, cache: RowCache, texts: Sequence[Sequence[int]]) -> None:
+        pass

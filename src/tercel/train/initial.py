@@ -15,14 +15,15 @@ from tercel.heads import resolve_head
 from tercel.interop.formats.embeddings import share_embeddings
 from tercel.interop.formats.read import read_head
 from tercel.interop.output_rows import lend_output_layer
-from tercel.target_model.model import Target, default_feature_layers
+from tercel.target_model.protocol import TargetModel
+from tercel.target_model.structure import default_feature_layers
 from tercel.train.config import TrainConfig
 
 SAMPLE_CHATS = 8
 
 
 def first_head(
-    config: TrainConfig, target: Target, chats: Sequence[TokenizedChat], counts: Tensor
+    config: TrainConfig, target: TargetModel, chats: Sequence[TokenizedChat], counts: Tensor
 ) -> tuple[Eagle3Head, DraftVocabulary]:
     """The head that a run begins with, on the target's device, and its vocabulary: another run's (`start_from`), or a
     new one that can draft the tokens which are supervised most often (`counts` `[V]`).
@@ -57,7 +58,7 @@ def first_head(
 
 @torch.no_grad()
 def initialise_from_target(
-    head: Eagle3Head, target: Target, vocabulary: DraftVocabulary, chats: Sequence[TokenizedChat]
+    head: Eagle3Head, target: TargetModel, vocabulary: DraftVocabulary, chats: Sequence[TokenizedChat]
 ) -> None:
     """Give the head the target's output rows of its draft tokens (spec section 2), and scale `fc` to the
     features.
@@ -68,7 +69,7 @@ def initialise_from_target(
     unit size and every layer the same share in it (median over tokens: the first token's size is far off in
     many models). Dividing every single channel by its size was tried too and learned more slowly.
     """
-    head.lm_head.weight.copy_(target.output_layer.rows(vocabulary.ids))
+    head.lm_head.weight.copy_(target.output_rows(vocabulary.ids))
     layers = head.config.feature_layers
     if head.config.fc_norm:  # normed before they are fused
         head.fc.weight.normal_(std=head.fc.in_features**-0.5)
@@ -84,7 +85,7 @@ def initialise_from_target(
 
 
 def head_from(
-    origin: DraftModel, target: Target, *, feature_layers: tuple[int, ...] = (), fc_norm: bool, norm_output: bool
+    origin: DraftModel, target: TargetModel, *, feature_layers: tuple[int, ...] = (), fc_norm: bool, norm_output: bool
 ) -> Eagle3Head:
     """A copy of another run's head to go on with, of whatever kind it is.
 

@@ -1,0 +1,183 @@
+"""What a target model is to decoding, training and measuring, whatever computes it.
+
+`Target` (`model.py`) is the one that Hugging Face `transformers` computes. Another backend brings a class with these
+members and a cache of its own; nothing that takes a `TargetModel` asks which one it has.
+
+Shape legend: B rows (requests), T block length, K hidden size, V vocabulary, W some of its tokens, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tercel.target_model.output import TargetOutput
+from tercel.target_model.sources import Source
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+    from tercel.target_model.capabilities import TreeSupport
+
+
+class RowCache(Protocol):
+    """What the target remembers of every request, a row each; lengths: committed tokens of each row."""
+
+    lengths: list[int]
+
+    def add_rows(self, count: int, capacity: int = 0) -> None:
+        """Append empty rows for sequences of up to `capacity` tokens; no other row is copied for it, but where room
+        has to be made."""
+        ...
+
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        """Make a path of the last block permanent in each row it was for: block indices in order, `[]` for none.
+
+        Raises `TercelError` if that cannot be kept.
+        """
+        ...
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        ...
+
+
+class TargetModel(Protocol):
+    """A frozen causal language model that verifies drafts, teaches heads and is measured."""
+
+    @property
+    def source(self) -> Source: ...
+    @property
+    def config(self) -> PretrainedConfig:
+        """Of the text model, with the names that `transformers` has for its settings."""
+        ...
+
+    @property
+    def generation_config(self) -> GenerationConfig | None: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device:
+        """Where tensors that go in and come out lie."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """The longest sequence, prompt and answer."""
+        ...
+
+    @property
+    def why_no_longer(self) -> str:
+        """What to add where that limit is named, if it is not what the positions allow."""
+        ...
+
+    @property
+    def tree_support(self) -> TreeSupport: ...
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Raises `TercelError` for a target without one."""
+        ...
+
+    @property
+    def tokenizer_or_none(self) -> PreTrainedTokenizerBase | None: ...
+    @property
+    def tokenizer_digest(self) -> str: ...
+    @property
+    def template_arguments(self) -> Mapping[str, Any]:
+        """What its chat template is given beside the messages."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The ids that end an answer: those of all `end_sources`."""
+        ...
+
+    @property
+    def end_sources(self) -> Mapping[str, tuple[int, ...]]:
+        """Who says at which ids an answer ends."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of weights and settings: equal for the same target, however it is computed."""
+        ...
+
+    def is_recorded_as(self, weights: str) -> bool:
+        """Whether a head's record names this target."""
+        ...
+
+    def new_cache(self, rows: int, capacity: int) -> RowCache:
+        """A cache for the calls below, with `rows` empty rows for sequences of up to `capacity` tokens."""
+        ...
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: RowCache,
+        block_mask: Tensor | None = None,
+        capture: Sequence[int] = (),
+        rows: Sequence[int] | None = None,
+    ) -> TargetOutput:
+        """Run a block after what `cache` holds; nothing of it is committed until `cache.keep`.
+
+        tokens, positions: `[B, T]`. block_mask: bool `[B, T, T]`, which block tokens each one sees (a tree's ancestor
+        mask), causal if left out. capture: the layers whose input is wanted (`0 .. L-1`); `L` is the input of the
+        output layer, after the final norm. rows: whose block it is; all rows of the cache if left out.
+        Raises `TercelError` for a layer out of range, and for a block that `block_depth` forbids.
+        """
+        ...
+
+    def block_depth(self, length: int) -> int:
+        """How deep a tree may be whose root has position `length`."""
+        ...
+
+    def renew(self, cache: RowCache, texts: Sequence[Sequence[int]]) -> None:
+        """Make ready for the next block of the first rows, whose tokens are `texts`, should the block not be able to
+        go on from what they hold."""
+        ...
+
+    def prefill_chunk(
+        self,
+        remaining: Sequence[Sequence[int]],
+        cache: RowCache,
+        rows: Sequence[int],
+        limit: int,
+        capture: Sequence[int] = (),
+    ) -> list[TargetOutput]:
+        """Run the next tokens of the first prompts and commit them: at most `limit`, padding included, where the model
+        can stop in between.
+
+        remaining: what is left of each prompt, not empty; rows: of the cache, one a prompt. Returns `[1, t, ..]` for
+        each prompt that had a part in it, over its next `t` tokens. Prompts end in their order (`prefill.py`).
+        """
+        ...
+
+    def encode(self, tokens: Tensor, capture: Sequence[int] = ()) -> TargetOutput:
+        """Run whole right-padded sequences `[B, T]` without a cache; causality hides the padding.
+
+        Entry `i` is what one forward over the first `i + 1` tokens ends with, also where RoPE depends on the length.
+        capture: as in `forward`.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[.., K]` to `[.., V]`: the output layer with whatever cap or scale the model applies."""
+        ...
+
+    def output_rows(self, ids: Tensor) -> Tensor:
+        """`[W, K]`: the output layer's weights of these tokens, scaled as their logits are."""
+        ...
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """`[..]` to `[.., K]`: what enters the first layer for these tokens, embedding scale included."""
+        ...

@@ -1,0 +1,105 @@
+"""Prompts enter the running batch: many at once, in chunks beside rows that decode, without changing any text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tercel.decode.eagle3 import Eagle3
+from tercel.decode.engine import Engine
+from tercel.decode.loop import DecodingLoop
+from tercel.decode.request import ActiveRequest
+from tercel.decode.sampled_chain import SampledChain
+from tercel.decode.sampling import SamplingParams
+from tercel.decode.types import Request
+from tercel.decode.vanilla import Vanilla
+from tercel.draft.shape import TreeShape
+from tercel.errors import TercelError
+from tercel.target_model.prefill import prefill
+from tests.decode.drafts import Oracle, random_draft, tiny_target
+from tests.target_model.test_rope import longrope
+
+PROMPTS = [tuple(range(5, 5 + n)) for n in (5, 6, 60, 3, 4, 30, 1)]
+NEW = (12, 1, 9, 14, 6, 10, 8)  # rows leave at different times, one with its first token
+
+
+def asked() -> list[Request]:
+    return [
+        Request(prompt, SamplingParams(max_new_tokens=new, ignore_eos=True))
+        for prompt, new in zip(PROMPTS, NEW, strict=True)
+    ]
+
+
+def prompt_of(tokens):
+    return next(p for p in sorted(PROMPTS, key=len, reverse=True) if tokens[: len(p)] == p)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt2", "longrope", "bloom"])
+def test_prompts_in_chunks_beside_running_rows_give_the_same_texts(arch):
+    target = longrope(40) if arch == "longrope" else tiny_target(arch)
+    truth = [result.tokens for result in Engine(target, Vanilla()).generate(asked())]
+    proposers = [Vanilla()]
+    if target.tree_support.tree:
+        draft = random_draft(target)
+        answers = dict(zip(PROMPTS, truth, strict=True))
+        proposers += [
+            Eagle3(draft, target, TreeShape(3, 3, 8)),
+            SampledChain(draft, target, 2),
+            Oracle(answers, prompt_of),
+        ]
+    for proposer in proposers:
+        for slots, chunk in ((3, 7), (7, 16), (7, None)):
+            engine = Engine(target, proposer, slots=slots, prefill_chunk=chunk)
+            assert [result.tokens for result in engine.generate(asked())] == truth
+
+
+def test_a_long_prompt_does_not_hold_up_those_who_decode():
+    target = tiny_target("llama")
+    loop = DecodingLoop(target, Vanilla(), slots=2, prefill_chunk=10)
+    short, long = (loop.submit(request) for request in (asked()[3], asked()[2]))
+    by_step = []
+    while loop.pending:
+        by_step.append([event.index for event in loop.step()])
+    first = next(step for step, indices in enumerate(by_step) if long in indices)
+    assert first == 1 + 60 // 10 - 1  # the short prompt's own step, then a chunk a step
+    assert all(short in indices for indices in by_step[:first])
+
+
+def test_waiting_prompts_of_like_length_are_run_at_once(monkeypatch):
+    target, shapes = tiny_target("llama"), []
+    run = target.stock.run
+
+    def watched(tokens, *args, **kwargs):
+        shapes.append(tuple(tokens.shape))
+        return run(tokens, *args, **kwargs)
+
+    monkeypatch.setattr(target.stock, "run", watched)
+    loop = DecodingLoop(target, Eagle3(random_draft(target), target, TreeShape(2, 2, 4)), slots=7)
+    for request in asked():
+        loop.submit(request)
+    loop.step()
+    assert shapes == [(2, 6), (1, 60), (2, 4), (1, 30), (1, 1), (6, 4)]
+
+
+def test_rows_that_enter_together_are_drafted_for_as_if_each_came_alone():
+    target = tiny_target("llama")
+    draft = random_draft(target)
+    together, alone = (Eagle3(draft, target, TreeShape(3, 3, 8)) for _ in range(2))
+    rows = [ActiveRequest(i, request, target) for i, request in enumerate(asked())]
+    outputs = prefill(target, PROMPTS, target.new_cache(len(PROMPTS), 70), capture=together.feature_layers)
+    for row in rows:
+        row.start(9)
+    together.reset(70)
+    together.admit(rows, outputs)
+    alone.reset(3)
+    for row, output in zip(rows, outputs, strict=True):
+        alone.admit([row], [output])
+    torch.testing.assert_close(together.state.output, alone.state.output, rtol=1e-4, atol=1e-5)
+    trees, others = ([proposal.tree for proposal in proposer.propose(rows)] for proposer in (together, alone))
+    assert [tree.token_list for tree in trees] == [tree.token_list for tree in others]
+    assert len({tuple(tree.token_list) for tree in trees}) > 3
+
+
+def test_a_chunk_of_no_tokens_is_refused():
+    with pytest.raises(TercelError, match="at least one prompt token a step, not 0"):
+        Engine(tiny_target("llama"), Vanilla(), prefill_chunk=0).loop()
