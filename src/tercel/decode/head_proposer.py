@@ -12,15 +12,15 @@ from tercel.decode.types import Committed
 from tercel.draft import DraftModel, StepHead
 from tercel.draft.alignment import head_position, token_in
 from tercel.draft.shape import TreeShape
-from tercel.target_model.model import Target
 from tercel.target_model.output import TargetOutput
+from tercel.target_model.protocol import TargetModel
 from tercel.target_model.transfer import to_device
 
 
 class HeadProposer(Proposer):
     """Keeps the head's entries those of the committed tokens; how drafts are made of it, `propose`, is a subclass's."""
 
-    def __init__(self, draft: DraftModel, target: Target, shape: TreeShape | None = None) -> None:
+    def __init__(self, draft: DraftModel, target: TargetModel, shape: TreeShape | None = None) -> None:
         self.draft, self.target = draft, target
         self.head: StepHead = draft.head_as(StepHead)  # type: ignore[type-abstract]
         self.shape = shape or TreeShape.for_device(target.device)

@@ -19,14 +19,14 @@ from tercel.draft import StepHead
 from tercel.draft.alignment import head_position, rope_position, token_in
 from tercel.target_model.cache import TargetCache
 from tercel.target_model.masks import additive, visible_slots
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 from tercel.target_model.transfer import to_device
 
 
 class HeadState:
     """The head's side of every row: its cache and its last output."""
 
-    def __init__(self, head: StepHead, target: Target, capacity: int) -> None:
+    def __init__(self, head: StepHead, target: TargetModel, capacity: int) -> None:
         self.head, self.target = head, target
         self.positions = head.config.max_position_embeddings
         self.cache = TargetCache(0, capacity)

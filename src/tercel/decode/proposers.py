@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tercel.decode.proposer import Proposer
     from tercel.draft import DraftModel
     from tercel.draft.shape import TreeShape
-    from tercel.target_model.model import Target
+    from tercel.target_model.protocol import TargetModel
 
 VANILLA, EAGLE3, SAMPLED_CHAIN = "vanilla", "eagle3", "eagle3-sampled-chain"
 
@@ -36,9 +36,9 @@ class Parts:
     """What a proposer may be made of. target: the model that verifies; head: a draft head that fits it; model: a second
     model with its vocabulary; shape: how large the drafts shall be (None: as the proposer thinks best)."""
 
-    target: Target
+    target: TargetModel
     head: DraftModel | None = None
-    model: Target | None = None
+    model: TargetModel | None = None
     shape: TreeShape | None = None
 
 
@@ -80,10 +80,10 @@ def proposer_kind(name: str) -> ProposerKind:
 
 def make_proposer(
     name: str,
-    target: Target,
+    target: TargetModel,
     *,
     head: DraftModel | None = None,
-    model: Target | None = None,
+    model: TargetModel | None = None,
     shape: TreeShape | None = None,
 ) -> Proposer:
     """The proposer of that name, of these parts; those that it has no use for it leaves aside.

@@ -15,7 +15,7 @@ from tercel.decode.sampling import sample
 from tercel.decode.types import Proposal
 from tercel.draft import DraftModel
 from tercel.draft.shape import CHAIN_DEPTH, TreeShape
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 from tercel.target_model.transfer import to_device
 
 
@@ -25,7 +25,7 @@ class SampledChain(HeadProposer):
 
     name = SAMPLED_CHAIN
 
-    def __init__(self, draft: DraftModel, target: Target, depth: int) -> None:
+    def __init__(self, draft: DraftModel, target: TargetModel, depth: int) -> None:
         super().__init__(draft, target, TreeShape.chain(depth))
         self._host_ids = draft.vocabulary.ids.cpu()
 

@@ -33,7 +33,7 @@ from tercel.measure.divergence import Progress
 from tercel.measure.intervals import Interval, proportion, ratio_of_totals, speedup
 from tercel.measure.probe import SLOTS, answer_all, answered
 from tercel.measure.tasks import Prompt, Question, prompt_ids, question_messages
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ServingReport:
 
 def compare_with_server(
     server: EngineClient,
-    target: Target,
+    target: TargetModel,
     model: DraftModel,
     questions: Sequence[Question],
     max_new_tokens: int,
@@ -103,7 +103,7 @@ def compare_with_server(
     return _report(server, target, model, draft, pairs, _chat_prompt(server, target, questions, prompts[0]))
 
 
-def _room(target: Target, model: DraftModel) -> int:
+def _room(target: TargetModel, model: DraftModel) -> int:
     return min(target.context_length, model.head.config.max_position_embeddings)
 
 
@@ -126,7 +126,7 @@ def _draft_of(server: EngineClient, served: Sequence[Served]) -> TreeShape:
 
 
 def _chat_prompt(
-    server: EngineClient, target: Target, questions: Sequence[Question], prompt: Prompt
+    server: EngineClient, target: TargetModel, questions: Sequence[Question], prompt: Prompt
 ) -> SeenPrompt | TercelError | None:
     """The server's own rendering of the question behind `prompt`; None for a target without a template."""
     question = next(question for question in questions if question.id == prompt.id)
@@ -141,7 +141,7 @@ def _chat_prompt(
 
 def _report(
     server: EngineClient,
-    target: Target,
+    target: TargetModel,
     model: DraftModel,
     draft: TreeShape,
     pairs: Sequence[Pair],

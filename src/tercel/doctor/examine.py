@@ -28,12 +28,12 @@ from tercel.errors import TercelError
 from tercel.interop.engines import ENGINES, as_given
 from tercel.interop.formats.head_files import HeadFiles
 from tercel.interop.misread import misread_by
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 _PROMPT = 16  # tokens that features are looked at on
 
 
-def examine(model: DraftModel, target: Target) -> CheckUp:
+def examine(model: DraftModel, target: TargetModel) -> CheckUp:
     """Everything that can be told of a head and its target from files and a few tokens.
 
     Raises `TercelError` only for files that cannot be read; whatever does not fit is a finding.
@@ -44,7 +44,7 @@ def examine(model: DraftModel, target: Target) -> CheckUp:
     return CheckUp(target.source.name, str(model.path or "head"), model.format, findings)
 
 
-def fits(model: DraftModel, target: Target) -> bool:
+def fits(model: DraftModel, target: TargetModel) -> bool:
     """Whether the head can be run with the target at all."""
     try:
         check_fits(model, target, force=True)
@@ -53,7 +53,7 @@ def fits(model: DraftModel, target: Target) -> bool:
     return True
 
 
-def as_loaded(report: CheckUp, model: DraftModel, target: Target, engine: str) -> CheckUp:
+def as_loaded(report: CheckUp, model: DraftModel, target: TargetModel, engine: str) -> CheckUp:
     """The check-up with one check more: whether the engine would load the head's folder as meant (if it takes
     folders).
 
@@ -80,7 +80,7 @@ def without_comparison(report: CheckUp) -> CheckUp:
     return replace(report, findings=(*report.findings, finding))
 
 
-def _findings(model: DraftModel, target: Target) -> Iterator[Finding]:
+def _findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
     files = HeadFiles.read(model.path) if model.path is not None else HeadFiles()
     yield from size_findings(model, target)
     yield from identity_findings(model, target)
@@ -101,7 +101,7 @@ def _findings(model: DraftModel, target: Target) -> Iterator[Finding]:
         yield Finding("file", "warning", warning)
 
 
-def _accepted_here(model: DraftModel, target: Target) -> Iterator[Finding]:
+def _accepted_here(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
     """What decoding itself would refuse, where no check above has said so."""
     try:
         check_fits(model, target, force=True)
@@ -109,7 +109,7 @@ def _accepted_here(model: DraftModel, target: Target) -> Iterator[Finding]:
         yield Finding("loading", "problem", str(error), "take the head of this target")
 
 
-def _some_tokens(target: Target) -> list[int]:
+def _some_tokens(target: TargetModel) -> list[int]:
     """Different tokens spread over the vocabulary, the first one first, as at the start of a text."""
     step = max(1, target.vocab_size // _PROMPT)
     return list(range(0, target.vocab_size, step))[:_PROMPT]

@@ -11,13 +11,13 @@ from tercel.draft.config import engine_default_layers
 from tercel.interop.engines import ENGINES, SERVED_AND_ASKED, ServingEngine
 from tercel.interop.formats.head_files import HeadFiles
 from tercel.measure.variants import rope_of
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 _PROBE = "measure it: `tercel inspect HEAD --target TARGET --probe`"
 _LIMIT = "max_position_embeddings"
 
 
-def size_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
+def size_findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
     """Widths, depth and vocabulary sizes; without these two fitting nothing else does."""
     head, name = model.head.config, target.source.name
     wrong = []
@@ -33,7 +33,7 @@ def size_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
         yield Finding("sizes", "ok", f"width {target.hidden_size}, {target.vocab_size} tokens: as the target's")
 
 
-def layer_findings(model: DraftModel, target: Target, files: HeadFiles) -> Iterator[Finding]:
+def layer_findings(model: DraftModel, target: TargetModel, files: HeadFiles) -> Iterator[Finding]:
     """Feature layers: in range, and whether they look like ids of another convention."""
     check, depth = "feature layers", target.num_layers
     layers = model.head.config.feature_layers or engine_default_layers(depth)
@@ -103,7 +103,7 @@ def norm_findings(model: DraftModel, files: HeadFiles) -> Iterator[Finding]:
         yield Finding(check, "note", "config.json does not say it, which vLLM and SGLang take as false", _PROBE)
 
 
-def rope_findings(model: DraftModel, target: Target, files: HeadFiles) -> Iterator[Finding]:
+def rope_findings(model: DraftModel, target: TargetModel, files: HeadFiles) -> Iterator[Finding]:
     """RoPE base and scaling: of config.json within itself, of the head, and of the target."""
     check, rope = "rope", model.head.config.rope_parameters
     theta, wanted = float(rope["rope_theta"]), rope_of(target)
@@ -137,7 +137,7 @@ def rope_findings(model: DraftModel, target: Target, files: HeadFiles) -> Iterat
         )
 
 
-def position_findings(model: DraftModel, target: Target, files: HeadFiles) -> Iterator[Finding]:
+def position_findings(model: DraftModel, target: TargetModel, files: HeadFiles) -> Iterator[Finding]:
     """The longest text that the head declares, and that it has seen."""
     check, limit = "positions", model.head.config.max_position_embeddings
     stated = [v for v in files.settings(_LIMIT).values() if isinstance(v, int)]
@@ -162,7 +162,7 @@ def position_findings(model: DraftModel, target: Target, files: HeadFiles) -> It
         )
 
 
-def identity_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
+def identity_findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
     """Whether this is the target that the head was trained for: by digests, where they are recorded."""
     identity = model.info.target
     if identity is None:

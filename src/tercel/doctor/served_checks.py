@@ -18,7 +18,7 @@ from tercel.measure.causes import Cause
 from tercel.measure.divergence import first_difference
 from tercel.measure.intervals import Interval
 from tercel.measure.tasks import Prompt
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 SHORT = 0.97  # of the tokens a step that the head should reach: what is below, and surely below, falls short
 SHORT_OF_ONE = 0.9  # where one prompt gives no interval
@@ -64,7 +64,7 @@ def falls_short(ratio: Interval) -> bool:
     return ratio.value < SHORT and ratio.high < 1.0
 
 
-def differs(target: Target, pair: Pair) -> int | None:
+def differs(target: TargetModel, pair: Pair) -> int | None:
     """The first generated token where the server's answer leaves token-by-token decoding; None if it never does."""
     ends = set(target.eos_token_ids)
     if pair.served.tokens is not None:
@@ -82,7 +82,7 @@ def may_fall_short(ratio: Interval) -> bool:
     return falls_short(ratio) or ratio.value < SHORT
 
 
-def text_finding(target: Target, pairs: Sequence[Pair]) -> Finding:
+def text_finding(target: TargetModel, pairs: Sequence[Pair]) -> Finding:
     places = [place for pair in pairs if (place := differs(target, pair)) is not None]
     at_once = sum(place == 0 for place in places)
     if not places:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tercel.doctor.findings import Finding
 from tercel.draft import DraftModel
 from tercel.interop.formats.head_files import HeadFiles
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 LOW_COVERAGE = 0.9
 FLOAT16_MAX = torch.finfo(torch.float16).max
@@ -20,7 +20,7 @@ _SAMPLE = 512  # tokens whose embeddings are compared
 _EQUAL, _ALIKE = 0.999, 0.2  # mean cosine, or correlation of similarities
 
 
-def vocabulary_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
+def vocabulary_findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
     """The draft vocabulary: whether answers can be drafted to their end, and how much of them."""
     check, vocabulary, size = "draft vocabulary", model.vocabulary, len(model.vocabulary)
     if not vocabulary.pruned:
@@ -56,7 +56,7 @@ def vocabulary_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
         yield Finding(check, "ok", f"{size} of {vocabulary.target_size} tokens can be drafted, ends of answers too")
 
 
-def embedding_findings(model: DraftModel, target: Target) -> Iterator[Finding]:
+def embedding_findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
     """Token embeddings that the head brings along: vLLM takes them in place of the target's."""
     check, config = "embeddings", model.head.config
     if not config.own_embeddings:
@@ -93,7 +93,9 @@ def _structure(own: Tensor, theirs: Tensor) -> float:
 
 
 @torch.no_grad()
-def precision_findings(model: DraftModel, target: Target, files: HeadFiles, prompt: list[int]) -> Iterator[Finding]:
+def precision_findings(
+    model: DraftModel, target: TargetModel, files: HeadFiles, prompt: list[int]
+) -> Iterator[Finding]:
     """float16, which overflows where the target's residual stream is large; `prompt` is a short text to look at it."""
     check = "precision"
     halves = []
@@ -127,13 +129,13 @@ def _declared(files: HeadFiles) -> set[str]:
     return {str(v) for name in ("torch_dtype", "dtype") for v in files.settings(name).values()}
 
 
-def _largest_feature(target: Target, prompt: list[int]) -> float:
+def _largest_feature(target: TargetModel, prompt: list[int]) -> float:
     """Largest number in the residual stream entering any layer."""
     layers = target.encode(torch.tensor([prompt], device=target.device), range(target.num_layers)).layers
     return max(float(layer.float().abs().max()) for layer in layers)
 
 
-def quantisation_findings(target: Target, files: HeadFiles) -> Iterator[Finding]:
+def quantisation_findings(target: TargetModel, files: HeadFiles) -> Iterator[Finding]:
     """Quantised weights: of the target, and wrongly inherited by the head's settings."""
     for name in ("quantization_config", "compression_config"):
         if any(value for value in files.settings(name).values()):

@@ -16,7 +16,7 @@ from tercel.draft.shape import TreeShape
 from tercel.measure.chains import greedy_chains
 from tercel.measure.counts import Counts
 from tercel.measure.variants import AS_READ, faults
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 from tercel.train.acceptance import walk_all
 
 NEAR = 0.1  # a fault explains what was measured if its tokens a step are within this share of it
@@ -40,7 +40,7 @@ class Cause:
 
 def rank_causes(
     model: DraftModel,
-    target: Target,
+    target: TargetModel,
     answers: Sequence[TokenizedChat],
     draft: TreeShape,
     counts: Sequence[Counts],

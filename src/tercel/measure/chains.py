@@ -9,7 +9,7 @@ import torch
 
 from tercel.chat import TokenizedChat
 from tercel.draft import DraftModel, DraftVocabulary
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 from tercel.train.acceptance import Chains, chains_of
 from tercel.train.config import Objective
 from tercel.train.features import FeatureSupply
@@ -17,7 +17,7 @@ from tercel.train.ttt import training_time_test
 
 
 @torch.no_grad()
-def greedy_chains(model: DraftModel, target: Target, answers: Sequence[TokenizedChat], depth: int) -> list[Chains]:
+def greedy_chains(model: DraftModel, target: TargetModel, answers: Sequence[TokenizedChat], depth: int) -> list[Chains]:
     """Chains of `depth` drafts on `answers`, texts that the target itself chose. Answers too short for a draft are
     left out."""
     supply = FeatureSupply(target, model.eagle3, model.vocabulary)

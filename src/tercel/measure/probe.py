@@ -23,7 +23,7 @@ from tercel.measure.divergence import Progress
 from tercel.measure.intervals import Interval, ratio_of_totals, speedup
 from tercel.measure.tasks import Prompt
 from tercel.measure.variants import Variant, readings
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 from tercel.train.acceptance import Chains
 
 DEPTH = 4
@@ -81,7 +81,7 @@ class ProbeReport:
 
 def probe(
     model: DraftModel,
-    target: Target,
+    target: TargetModel,
     prompts: Sequence[Prompt],
     *,
     answer_tokens: int = ANSWER_TOKENS,
@@ -102,7 +102,7 @@ def probe(
 
 
 def greedy_answers(
-    target: Target,
+    target: TargetModel,
     prompts: Sequence[Prompt],
     max_new_tokens: int,
     progress: Progress = lambda done, total: None,

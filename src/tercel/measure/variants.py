@@ -11,7 +11,7 @@ import torch
 from tercel.draft import DraftModel, HeadConfig
 from tercel.interop.formats.head_files import HeadFiles
 from tercel.measure.chains import read_as, without_map
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 
 AS_READ = "as read"
 _ENGINE_THETA = 10_000.0  # what loaders take where a config names none
@@ -27,7 +27,7 @@ class Variant:
     remedy: str
 
 
-def readings(model: DraftModel, target: Target) -> Iterator[Variant]:
+def readings(model: DraftModel, target: TargetModel) -> Iterator[Variant]:
     """The head as it was read, and the other ways in which it may have been meant, one change at a time.
 
     Raises `TercelError` if the head cannot stand beside the target.
@@ -55,7 +55,7 @@ def readings(model: DraftModel, target: Target) -> Iterator[Variant]:
         yield Variant(f"RoPE base {theirs:g}, the target's", _with_theta(model, theirs), remedy)
 
 
-def faults(model: DraftModel, target: Target) -> Iterator[Variant]:
+def faults(model: DraftModel, target: TargetModel) -> Iterator[Variant]:
     """The head as it was read, and what a server that loads it wrongly would make of it. `remedy`: what to do there.
 
     Raises `TercelError` as `readings`.
@@ -90,7 +90,7 @@ def _layer_remedy(model: DraftModel, inputs: tuple[int, ...]) -> str:
     return f"eagle_aux_hidden_state_layer_ids {list(inputs)} in config.json, and --layer-ids input"
 
 
-def _placed(model: DraftModel, target: Target) -> dict[str, object]:
+def _placed(model: DraftModel, target: TargetModel) -> dict[str, object]:
     config = model.head.config.placed(target.num_layers)
     return {"feature_layers": config.feature_layers, "target_num_layers": config.target_num_layers}
 
@@ -100,14 +100,14 @@ def _with_theta(model: DraftModel, theta: float) -> DraftModel:
 
 
 @torch.no_grad()
-def _sharing(model: DraftModel, target: Target) -> DraftModel:
+def _sharing(model: DraftModel, target: TargetModel) -> DraftModel:
     shared = read_as(model)
     ids = torch.arange(shared.head.config.vocab_size, device=target.device)
     shared.eagle3.embed_tokens.weight.copy_(target.embed(ids))
     return shared
 
 
-def rope_of(target: Target) -> dict[str, Any]:
+def rope_of(target: TargetModel) -> dict[str, Any]:
     """The RoPE settings that a head made for this target would have."""
     return HeadConfig.for_target(
         target.config,
@@ -118,6 +118,6 @@ def rope_of(target: Target) -> dict[str, Any]:
     ).rope_parameters
 
 
-def rope_theta_of(target: Target) -> float:
+def rope_theta_of(target: TargetModel) -> float:
     """The RoPE base that a head made for this target would have."""
     return float(rope_of(target)["rope_theta"])

@@ -9,16 +9,16 @@ from tercel.chat.identity import TemplateIdentity
 from tercel.chat.template import TemplateRefusalError
 from tercel.draft import Eagle3Head, TargetIdentity, TrainingRecord
 from tercel.draft.history import FROZEN, TRAINED, Recipe, TemplateRecord
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 from tercel.train.batches import Split
 from tercel.train.config import TrainConfig
 
 
-def identity(target: Target) -> TargetIdentity:
+def identity(target: TargetModel) -> TargetIdentity:
     return TargetIdentity(target.source.name, target.fingerprint, target.tokenizer_digest)
 
 
-def run_target(target: Target) -> str:
+def run_target(target: TargetModel) -> str:
     """What of the target a resumed run must share: its weights, precision, and what its template was given."""
     given = f" told {json.dumps(target.template_arguments, sort_keys=True)}" if target.template_arguments else ""
     return f"{target.fingerprint} in {target.dtype}{given}"
@@ -26,7 +26,7 @@ def run_target(target: Target) -> str:
 
 def begun_record(
     origins: TrainingRecord,
-    target: Target,
+    target: TargetModel,
     config: TrainConfig,
     data: Split,
     head: Eagle3Head,
@@ -61,7 +61,7 @@ def _embeddings(head: Eagle3Head) -> str | None:
     return TRAINED if head.embed_tokens.weight.requires_grad else FROZEN
 
 
-def _template(target: Target) -> TemplateRecord | None:
+def _template(target: TargetModel) -> TemplateRecord | None:
     """The chat template's identity and arguments: prompts rendered otherwise when serving cost acceptance."""
     tokenizer = target.tokenizer
     if not tokenizer.chat_template:

@@ -21,7 +21,7 @@ from tercel.draft.head import DraftHead
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.files import atomic_file
 from tercel.locks import FOLDER_LOCK, PATIENCE, one_at_a_time
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 from tercel.train.losses import Teacher
 from tercel.train.ttt import Batch
 
@@ -46,7 +46,7 @@ class FeatureSupply:
     """
 
     def __init__(
-        self, target: Target, head: DraftHead, vocabulary: DraftVocabulary, cache: Path | None = None
+        self, target: TargetModel, head: DraftHead, vocabulary: DraftVocabulary, cache: Path | None = None
     ) -> None:
         self.target = target
         self.head = head

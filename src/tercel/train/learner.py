@@ -14,7 +14,7 @@ from torch import Tensor
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftVocabulary, Eagle3Head
 from tercel.errors import TercelError
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 from tercel.train.config import TrainConfig
 from tercel.train.features import Encoded, FeatureSupply
 from tercel.train.precision import MasterWeights
@@ -60,7 +60,7 @@ class Learner:
         self,
         head: Eagle3Head,
         vocabulary: DraftVocabulary,
-        target: Target,
+        target: TargetModel,
         chats: Sequence[TokenizedChat],
         config: TrainConfig,
         plan: Sequence[Step],

@@ -14,7 +14,7 @@ import torch
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftModel, HeadInfo, MeasuredRecord, TrainingRecord
 from tercel.draft.history import HeldOut
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 from tercel.train.acceptance import simulate
 from tercel.train.batches import Split, data_digest, plan_batches, plan_steps, split, supervised_counts, usable
 from tercel.train.config import TrainConfig
@@ -51,7 +51,7 @@ class TrainSummary:
 
 
 def train(
-    target: Target,
+    target: TargetModel,
     chats: Sequence[TokenizedChat],
     config: TrainConfig,
     out: Path,
@@ -87,7 +87,7 @@ class _Run:
 
     def __init__(
         self,
-        target: Target,
+        target: TargetModel,
         chats: Sequence[TokenizedChat],
         config: TrainConfig,
         folder: RunFolder,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tercel.draft.vocabulary import DraftVocabulary
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 from tercel.train.config import LossKind
 
 CHUNK_ROWS = 512
@@ -41,7 +41,7 @@ class Teacher:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, target: Target, hidden: Tensor, vocabulary: DraftVocabulary, to_draft: Tensor) -> Teacher:
+    def of(cls, target: TargetModel, hidden: Tensor, vocabulary: DraftVocabulary, to_draft: Tensor) -> Teacher:
         """From the target's last hidden states `[U, K]`, in chunks of rows; `to_draft` is `[V]`."""
         ids = vocabulary.ids.to(hidden.device)
         probs = hidden.new_empty(len(hidden), len(vocabulary))
