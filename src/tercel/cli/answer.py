@@ -59,7 +59,7 @@ def stream_answer(engine: Engine, request: Request, console: PlainConsole, *, co
         result = event.result
     assert result is not None
     console.print()
-    return Shown(result, time.perf_counter() - started)
+    return Shown(result.require(), time.perf_counter() - started)
 
 
 def rate_line(shown: Shown) -> str:

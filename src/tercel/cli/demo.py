@@ -126,7 +126,7 @@ def _answer(column: _Column, engine: Engine, request: Request):  # type: ignore[
     text = column.text
     for event in engine.stream([request]):
         text = text + Text.assemble(*((visible(piece), style) for piece, style in coloured.of(event)))
-        yield _Column(column.name, text, event.result)
+        yield _Column(column.name, text, None if event.result is None else event.result.require())
 
 
 def _layout(columns: Sequence[_Column], width: int) -> Table | Group:

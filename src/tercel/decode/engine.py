@@ -26,7 +26,8 @@ class Engine:
         return DecodingLoop(self.target, self.proposer, self.slots, self.prefill_chunk)
 
     def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
-        """Events of all requests as they happen; `event.index` is the place in `requests`."""
+        """Events of all requests as they happen; `event.index` is the place in `requests`. One that fails ends alone:
+        its last event has the finish reason "error", and its result the error."""
         loop = self.loop()
         for request in requests:
             loop.submit(request)
@@ -34,6 +35,8 @@ class Engine:
             yield from loop.step()
 
     def generate(self, requests: Sequence[Request]) -> list[GenerationResult]:
-        """All answers, in the order of the requests."""
-        results = {event.index: event.result for event in self.stream(requests) if event.result is not None}
+        """All answers, in the order of the requests. Raises the error of the first that fails: whoever wants the
+        others all the same listens to `stream`."""
+        ended = ((event.index, event.result) for event in self.stream(requests) if event.result is not None)
+        results = {index: result.require() for index, result in ended}
         return [results[index] for index in range(len(requests))]

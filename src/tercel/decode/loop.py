@@ -65,6 +65,7 @@ class DecodingLoop:
         self._cache: RowCache = target.new_cache(0, 0)
         self._prefill_chunk = prefill_chunk
         self._submitted = 0
+        self._aborted: set[int] = set()  # requests that leave at the next step
         self._clock = PhaseClock(target.device)
 
     @property
@@ -85,14 +86,58 @@ class DecodingLoop:
         self._submitted += 1
         return self._submitted - 1
 
+    def abort(self, index: int) -> bool:
+        """Let a request leave, wherever it is: the next step begins with its last event, of finish reason "abort" and
+        with the answer so far, and its slot is free. Returns whether it was still there."""
+        entering = (entering.request for entering in self._entering)
+        there = any(request.index == index for request in (*self._waiting, *entering, *self._rows))
+        if there:
+            self._aborted.add(index)
+        return there
+
     def step(self) -> list[Event]:
-        """Admit what fits, then propose, verify and commit once for every row. Returns what became known."""
-        events = self._admit()
+        """Admit what fits, then propose, verify and commit once for every row. Returns what became known.
+
+        A request that fails by itself, in its logits, its processors or its text, ends with an event of finish reason
+        "error"; no other row notices.
+        """
+        events = self._let_go() if self._aborted else []
+        events += self._admit()
         if self._rows:
             events += self._advance()
         return events
 
+    def _let_go(self) -> list[Event]:
+        """Aborted requests leave the queue, the prompts in flight and the batch."""
+        gone, self._aborted = self._aborted, set()
+        running = len(self._rows)
+        held = [*self._rows, *(entering.request for entering in self._entering)]  # as in the cache
+        stay = [place for place, request in enumerate(held) if request.index not in gone]
+        if len(stay) < len(held):
+            self._cache.select_rows(stay)
+        if not gone.isdisjoint(row.index for row in self._rows):
+            self.proposer.select_rows([place for place in stay if place < running])
+        events = [request.abort() for request in (*held, *self._waiting) if request.index in gone]
+        self._rows = [row for row in self._rows if row.index not in gone]
+        self._entering = [entering for entering in self._entering if entering.request.index not in gone]
+        self._waiting = deque(request for request in self._waiting if request.index not in gone)
+        return events
+
     def _advance(self) -> list[Event]:
+        """One step of every running row (names end in their shape):
+
+            trees_B   = propose(rows)                        a tree each, its root the row's last token
+            hidden_BNK, layers_BNK = target(trees_B)         one forward; cache: + N slots, not committed
+            logits_BNV = output_layer(hidden_BNK)
+            verdicts_B = verify(trees_B, logits_BNV)         a path of a accepted nodes, and the bonus token
+            events_B   = take(verdicts_B)                    a + 1 tokens, cut where the answer ends; text
+            keep(root and path of every row)                 cache: a + 1 slots stay, the rest is forgotten
+            leave(rows that ended or failed)                 in cache and proposer
+            commit(a + 1 tokens, layers of root and path)    the proposer's true features, for those who stay
+
+        What a row does by itself (verify, take) may fail without the others; what all do together may not. Time is
+        booked by phase to every row that took part.
+        """
         clock, before = self._clock, dict(self._clock.seconds)
         clock.restart()
         started = clock.now()
@@ -107,10 +152,10 @@ class DecodingLoop:
         with clock.phase("verify"):
             verdicts = self._verify(proposals, logits)
         events = [
-            row.take(verdict, len(proposal.tree))
+            self._take(row, verdict, len(proposal.tree))
             for row, verdict, proposal in zip(self._rows, verdicts, proposals, strict=True)
         ]
-        paths = [[0, *verdict.path] for verdict in verdicts]
+        paths = [[0, *verdict.path] if isinstance(verdict, Verdict) else [0] for verdict in verdicts]
         with clock.phase("cache"):
             self._cache.keep(paths)
             survivors = [i for i, event in enumerate(events) if event.emission.finish_reason is None]
@@ -119,7 +164,7 @@ class DecodingLoop:
                 self.proposer.select_rows(survivors)
         with clock.phase("draft"):
             if survivors:
-                self.proposer.commit(self._committed(verdicts, output, paths, survivors))
+                self.proposer.commit(self._committed(events, output, paths, survivors))
         seconds = clock.now() - started
         spent = {phase: clock.seconds[phase] - before[phase] for phase in before}
         finished = [row.spend(event, seconds, spent) for row, event in zip(self._rows, events, strict=True)]
@@ -142,22 +187,34 @@ class DecodingLoop:
         seen, layers = there[:, :, 2:] > 0, self.proposer.feature_layers
         return self.target.forward(tokens, positions, self._cache, seen, layers, range(len(trees)))
 
-    def _verify(self, proposals: Sequence[Proposal], logits: Tensor) -> list[Verdict]:
-        """A verdict a row; for greedy requests all that leaves the device is the best token of every node."""
+    def _verify(self, proposals: Sequence[Proposal], logits: Tensor) -> list[Verdict | Exception]:
+        """A verdict a row, or why it has none; for greedy requests all that leaves the device is the best token of
+        every node."""
         plain = [row.params.greedy and row.params.plain for row in self._rows]
         best = best_tokens(logits) if any(plain) else [[]] * len(plain)
-        verdicts = []
+        verdicts: list[Verdict | Exception] = []
         for row, proposal, scores, known, use in zip(self._rows, proposals, logits, best, plain, strict=True):
             tree, scores = proposal.tree, scores[: len(proposal.tree)]
             how = (row.params, row.history, row.stream)
-            if proposal.distributions is None:
-                verdicts.append(verify(tree, scores, *how, known if use else None))
-            else:
-                verdicts.append(verify_sampled_drafts(tree, scores, proposal.distributions, *how))
+            try:
+                if proposal.distributions is None:
+                    verdicts.append(verify(tree, scores, *how, known if use else None))
+                else:
+                    verdicts.append(verify_sampled_drafts(tree, scores, proposal.distributions, *how))
+            except Exception as error:  # of a processor, whoever wrote it
+                verdicts.append(error)
         return verdicts
 
+    def _take(self, row: ActiveRequest, verdict: Verdict | Exception, nodes: int) -> Event:
+        if isinstance(verdict, Exception):
+            return row.fail(verdict)
+        try:
+            return row.take(verdict, nodes)
+        except Exception as error:  # of the tokenizer, over this row's text
+            return row.fail(error)
+
     def _committed(
-        self, verdicts: Sequence[Verdict], output: TargetOutput, paths: Sequence[list[int]], rows: Sequence[int]
+        self, events: Sequence[Event], output: TargetOutput, paths: Sequence[list[int]], rows: Sequence[int]
     ) -> list[Committed]:
         """What became permanent for `rows`, its features gathered with one index for all rows and layers."""
         layers: list[Tensor] = []
@@ -167,7 +224,7 @@ class DecodingLoop:
             index = to_device(places, self.target.device)
             layers = [layer[index[:, :1], index[:, 1:]] for layer in output.layers]
         return [
-            Committed(verdicts[row].tokens, tuple(layer[place, : len(paths[row])] for layer in layers))
+            Committed(events[row].emission.tokens, tuple(layer[place, : len(paths[row])] for layer in layers))
             for place, row in enumerate(rows)
         ]
 
@@ -200,7 +257,7 @@ class DecodingLoop:
         prompts, rows = [entering.prompt for entering in self._entering], range(first, len(self._cache.lengths))
         done = run_chunk(self.target, prompts, self._cache, rows, self._prefill_chunk or CHUNK, layers)
         ended, self._entering = self._entering[:done], self._entering[done:]
-        events = [entering.request.start(self._first_token(entering)) for entering in ended]
+        events = [self._start(entering) for entering in ended]
         stay = [i for i, event in enumerate(events) if event.emission.finish_reason is None]
         if len(stay) < done:
             self._cache.select_rows([*range(first), *(first + i for i in stay), *rows[done:]])
@@ -211,10 +268,13 @@ class DecodingLoop:
         now = self._clock.now()
         return [e.request.prefilled(event, now - e.started) for e, event in zip(ended, events, strict=True)]
 
-    def _first_token(self, entering: _Entering) -> int:
+    def _start(self, entering: _Entering) -> Event:
         request, output = entering.request, entering.prompt.output
         logits = self.target.logits(output.hidden[0, -1])
-        return choose_token(logits, request.params, request.history, request.stream)
+        try:
+            return request.start(choose_token(logits, request.params, request.history, request.stream))
+        except Exception as error:  # as in `_verify` and `_take`
+            return request.fail(error)
 
     def _capacity(self, request: ActiveRequest) -> int:
         longest = len(request.prompt) + min(request.params.max_new_tokens, ROOM)  # more is made as it is needed

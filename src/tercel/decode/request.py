@@ -34,6 +34,7 @@ class ActiveRequest:
         self._prefill_seconds = 0.0
         self._decode_seconds = 0.0
         self._split: dict[str, float] = {}
+        self._error: Exception | None = None
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -50,6 +51,15 @@ class ActiveRequest:
         event = self._feed(verdict.tokens, len(verdict.path))
         self._accepted.append(event.drafted)
         return event
+
+    def abort(self) -> Event:
+        """The last event of a request that somebody else ends."""
+        return self._close(Event(self.index, self._stop.interrupt("abort"), 0))
+
+    def fail(self, error: Exception) -> Event:
+        """The end of a request that cannot go on for a reason of its own."""
+        self._error = error
+        return Event(self.index, self._stop.interrupt("error"), 0)
 
     def _feed(self, block: Sequence[int], drafted: int) -> Event:
         emission = self._stop.feed(block)
@@ -84,5 +94,6 @@ class ActiveRequest:
             prefill_seconds=self._prefill_seconds,
             decode_seconds=self._decode_seconds,
             split=dict(self._split),
+            error=self._error,
         )
         return replace(event, result=result)

@@ -32,7 +32,7 @@ class EngineResponder:
         try:
             self._keys[self._loop.submit(request)] = key
         except TercelError as error:  # one prompt that does not fit must not end the run
-            self._refused.append(Answer(key, (), f"error:{error}"))
+            self._refused.append(_refused(key, error))
 
     def poll(self) -> list[Answer]:
         """Step until a request is finished."""
@@ -41,11 +41,19 @@ class EngineResponder:
             for event in self._loop.step():
                 if event.result is not None:
                     key = self._keys.pop(event.index)
-                    finished.append(Answer(key, event.result.tokens, event.result.finish_reason))
+                    result = event.result
+                    if isinstance(result.error, TercelError):
+                        finished.append(_refused(key, result.error))
+                    else:
+                        finished.append(Answer(key, result.require().tokens, result.finish_reason))
         return finished
 
     def pending(self) -> int:
         return self._loop.pending + len(self._refused)
+
+
+def _refused(key: str, error: TercelError) -> Answer:
+    return Answer(key, (), f"error:{error}")
 
 
 def _seed_of(seed: int, prompt_ids: Sequence[int]) -> int:

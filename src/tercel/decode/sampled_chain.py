@@ -48,6 +48,8 @@ class SampledChain(HeadProposer):
         for depth in range(1, max(depths) + 1):
             logits_BW = self.head.logits(output_BH).cpu().double()  # on the host: drawing is done there
             for i, row in enumerate(rows):
+                if depth <= depths[i] and not logits_BW[i].isfinite().all():
+                    depths[i] = depth - 1  # a head that overflows drafts no more; the target goes on
                 if depth <= depths[i]:
                     token, q_W = self._draw(logits_BW[i], row, depth)
                     drawn[i].append(token)

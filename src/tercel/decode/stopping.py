@@ -14,7 +14,8 @@ from tercel.errors import TercelError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FinishReason = Literal["stop", "length"]
+Interruption = Literal["abort", "error"]
+FinishReason = Literal["stop", "length"] | Interruption
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Emission:
     """What a block of accepted tokens adds to the answer.
 
     tokens: the block, cut after the token that ended the answer. text: newly stable text, possibly empty.
-    finish_reason: "stop" (end or stop token, stop string), "length" (token limit, end of context) or None
-    (goes on).
+    finish_reason: "stop" (end or stop token, stop string), "length" (token limit, end of context), "abort" (somebody
+    asked for its end), "error" (the request failed) or None (goes on).
     """
 
     tokens: tuple[int, ...]
@@ -64,6 +65,8 @@ class StopChecker:
         self._stop_ids = frozenset((*params.stop_token_ids, *spelled, *(() if params.ignore_eos else eos_ids)))
         self._stream = None if tokenizer is None else TextStream(tokenizer, params.stop)
         self.tokens: list[int] = []
+        self._given = 0  # tokens given out so far
+        self._pieces: list[str] = []  # text that was not
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -75,28 +78,37 @@ class StopChecker:
         """Append a verified block as far as the answer goes."""
         if self.finish_reason is not None:
             raise ValueError(f"the answer has already ended ({self.finish_reason})")
-        start = len(self.tokens)
-        pieces: list[str] = []
         for token in block:
-            pieces.append(self._push(token))
+            self._push(token)
             if self.finish_reason is not None:
                 break
-        return Emission(tuple(self.tokens[start:]), "".join(pieces), self.finish_reason)
+        return self._emission()
 
-    def _push(self, token: int) -> str:
+    def interrupt(self, reason: Interruption) -> Emission:
+        """End the answer where it is, with all that was not given out yet."""
+        self.finish_reason = reason
+        if self._stream is not None:
+            self._pieces.append(self._stream.finish())
+        return self._emission()
+
+    def _emission(self) -> Emission:
+        tokens, text = tuple(self.tokens[self._given :]), "".join(self._pieces)
+        self._given = len(self.tokens)
+        self._pieces.clear()
+        return Emission(tokens, text, self.finish_reason)
+
+    def _push(self, token: int) -> None:
         self.tokens.append(token)
-        piece = ""
         if token in self._stop_ids:
             self.finish_reason = "stop"
         elif self._stream is not None:
-            piece = self._stream.push(token)
+            self._pieces.append(self._stream.push(token))
             if self._stream.stopped:
                 self.finish_reason = "stop"
         if self.finish_reason is None and len(self.tokens) >= self._limit:
             self.finish_reason = "length"
         if self.finish_reason is not None and self._stream is not None:
-            piece += self._stream.finish()
-        return piece
+            self._pieces.append(self._stream.finish())
 
 
 def _spelled(stop: Collection[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -59,9 +59,11 @@ class Committed:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """A finished answer.
+    """A finished answer, or what there was of one that was aborted or failed.
 
-    tokens: generated, an end token included. steps: target forwards after prefill. accepted: accepted draft tokens
+    tokens: generated, an end token included. finish_reason: as in `Emission`. error: what ended it alone, while others
+    went on; its text is one sentence for the user if it is a `TercelError`. prefill_seconds: from when its prompt began
+    to run until its first token. steps: target forwards after prefill. accepted: accepted draft tokens
     of each step. nodes: tree nodes verified in all, roots included. split: seconds a phase of the decoding steps.
     """
 
@@ -75,6 +77,13 @@ class GenerationResult:
     prefill_seconds: float
     decode_seconds: float
     split: dict[str, float]
+    error: Exception | None = None
+
+    def require(self) -> GenerationResult:
+        """Itself; raises `error` if that ended the answer."""
+        if self.error is not None:
+            raise self.error
+        return self
 
     @property
     def tau(self) -> float:

@@ -129,7 +129,7 @@ def answer_all(
     results: dict[int, GenerationResult] = {}
     for event in engine.stream([Request(prompt.tokens, params) for prompt in prompts]):
         if event.result is not None:
-            results[event.index] = event.result
+            results[event.index] = event.result.require()
             progress(len(results), len(prompts))
     return [results[index] for index in range(len(prompts))]
 
