@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tercel.target_model.model import Target
@@ -13,7 +13,7 @@ from tests.target_model.test_model import LAYERS, at, same, some_tokens, target_
 from tests.target_model.test_rope import longrope
 
 LENGTHS = st.lists(st.integers(1, 24), min_size=1, max_size=4)  # windows of the tiny models: 8
-FEW = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def continued(target: Target, cache, tokens: list[int]):
@@ -24,6 +24,8 @@ def continued(target: Target, cache, tokens: list[int]):
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral", "mixtral", "gpt2", "gpt_oss", "qwen3_next"])
 @FEW
+@example(lengths=[9, 12, 10, 24, 2, 3], chunk=36, before=True)
+@example(lengths=[12, 9, 10], chunk=512, before=False)
 @given(lengths=LENGTHS, chunk=st.integers(1, 40), before=st.booleans())
 def test_ragged_prompts_in_chunks_are_prompts_alone(arch, lengths, chunk, before):
     """Also after a row that holds something already: its own text goes on as if nobody had come."""
