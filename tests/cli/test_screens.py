@@ -83,7 +83,7 @@ def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path, world: World, m
     with monkeypatch.context() as patch, open(writer, "w", encoding="utf-8") as stdout, io.StringIO() as stderr:
         patch.setattr(TrainProgress, "evaluated", gone)
         assert run_with(stdout, stderr, command) == 130
-        assert "the same command again goes on" in stderr.getvalue()
+        assert "the same command resumes it" in stderr.getvalue()
     again = run(*command)
     assert again.code == 0, again.err
     assert "resuming after step 2 of" in again.out

@@ -49,7 +49,7 @@ def command(
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many prompts.")] = None,
     generation_config: FollowConfig = True,
 ) -> None:
-    """Let the target answer every user turn; the same command again goes on where a stopped one left off."""
+    """Let the target answer every user turn; the same command resumes a stopped run."""
     from tercel.chat import RegenerateSettings, read_conversations, regenerate
     from tercel.decode.engine import Engine
     from tercel.decode.generation_config import Asked, described
