@@ -171,7 +171,8 @@ def test_a_tokenizer_that_fails_over_one_text_ends_that_row_alone(monkeypatch):
 
     monkeypatch.setattr(type(target.tokenizer), "decode", fails)
     results, _ = run(target, Vanilla(), asked())
-    assert isinstance(results[1].error, UnicodeError)
+    assert isinstance(results[1].error, TercelError)
+    assert "no such piece" in str(results[1].error)
     assert results[1].tokens == clean[1].tokens[: clean[1].tokens.index(word) + 1]
     assert [r.text for i, r in enumerate(results) if i != 1] == [r.text for i, r in enumerate(clean) if i != 1]
 
