@@ -6,22 +6,29 @@ import json
 import random
 import shutil
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.errors import RemoteEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from tercel import limits
 from tercel.errors import TercelError
 from tercel.reading import read_shards
+from tercel.target_model import snapshot as snapshot_module
+from tercel.target_model import sources
 from tercel.target_model.gguf_header import check_header
 from tercel.target_model.model import Target
 from tercel.target_model.sources import load_causal_lm, load_config, load_tokenizer, resolve
 from tests.tiny import save_tiny, save_tiny_gguf
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WRONG = (None, True, 0, -1, 3 * 10**9, 10**39, 1.5, "x", "", [], [None], {"a": 1}, float("inf"))
 
 
@@ -259,3 +266,127 @@ def test_flipped_bytes_in_a_gguf_header(tmp_path: Path, monkeypatch: pytest.Monk
         data[chosen.randrange(min(len(data), 6000))] ^= 1 << chosen.randrange(8)
         (tmp_path / "a.gguf").write_bytes(data)
         told(lambda: load_tokenizer(str(tmp_path / "a.gguf")))
+
+
+def on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "owner/model") -> Path:
+    """Move the folder into the cache of the Hub's client, which stays offline; gives where it is there."""
+    cache = folder.parent / "hub"
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    (repository / "snapshots").mkdir()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return Path(shutil.move(folder, repository / "snapshots" / COMMIT))
+
+
+class TestHub:
+    """What comes from the Hub is looked at as a folder is."""
+
+    @pytest.fixture
+    def snapshot(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        return on_the_hub(folder, monkeypatch)
+
+    def test_it_loads(self, snapshot: Path, whole: Path) -> None:
+        model = load_causal_lm("owner/model", torch.float32, "cpu")
+        assert all(map(torch.equal, model.parameters(), load_causal_lm(str(whole), torch.float32, "cpu").parameters()))
+        assert load_tokenizer("owner/model").encode("the 42 cats") == load_tokenizer(str(whole)).encode("the 42 cats")
+        assert Target.load("owner/model@main").fingerprint == Target.load(str(whole)).fingerprint
+
+    def test_in_shards(self, snapshot: Path) -> None:
+        index = TestShards().sharded(snapshot)
+        load_causal_lm("owner/model", torch.float32, "cpu")
+        change(index, lambda values: values["weight_map"].update({"model.norm.weight": "../x.safetensors"}))
+        with pytest.raises(TercelError, match=r"index.json names the file .* outside of its folder"):
+            load_causal_lm("owner/model", torch.float32, "cpu")
+
+    @pytest.mark.parametrize("settings", [{"vocab_size": 3 * 10**9}, {"num_hidden_layers": 10**9}])
+    def test_a_config_that_its_weights_deny(self, snapshot: Path, settings: dict[str, Any]) -> None:
+        change(snapshot / "config.json", lambda config: config.update(settings))
+        with pytest.raises(TercelError, match=r"configuration of owner/model (asks for|says) .*, but its weights"):
+            Target.load("owner/model")
+
+    def test_a_large_text_is_not_read(self, snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with (snapshot / "vocab.json").open("wb") as stream:
+            stream.truncate(limits.JSON_BYTES + 1)
+        with pytest.raises(TercelError, match=r"vocab.json has more than 64 MiB"):
+            load_tokenizer("owner/model")
+
+    def test_without_safetensors(self, snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch.save(load_file(snapshot / "model.safetensors"), snapshot / "pytorch_model.bin")
+        (snapshot / "model.safetensors").unlink()
+        with pytest.raises(TercelError, match=r"cannot be reached and the weights of owner/model"):
+            load_causal_lm("owner/model", torch.float32, "cpu")
+
+        def absent(*_: object, **__: object) -> None:
+            raise RemoteEntryNotFoundError("404", response=MagicMock())
+
+        monkeypatch.setattr(snapshot_module, "hf_hub_download", absent)
+        with pytest.raises(TercelError, match=r"owner/model has no model.safetensors \(pickled weights are never read"):
+            load_causal_lm("owner/model", torch.float32, "cpu")
+
+    def test_at_one_commit(self, snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another commit comes to the repository when its files were looked at."""
+
+        def then_another(*arguments: Any) -> None:
+            check_sizes(*arguments)
+            (snapshot.parent.parent / "refs" / "main").write_text("1" * 40)
+
+        check_sizes = sources.check_sizes
+        monkeypatch.setattr(sources, "check_sizes", then_another)
+        load_causal_lm("owner/model", torch.float32, "cpu")
+
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+OWN = {
+    "model_type": "own",
+    "architectures": ["OwnModelForCausalLM"],
+    "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
+}
+
+
+class TestOwnCode:
+    @pytest.fixture
+    def own(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        (folder / "own.py").write_text(CODE)
+        change(folder / "config.json", lambda config: config.update(OWN))
+        monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder.parent / "modules"))
+        monkeypatch.setattr("sys.path", [*sys.path])
+        return folder
+
+    def test_it_loads(self, own: Path) -> None:
+        model = load_causal_lm(str(own), torch.float32, "cpu", trust_remote_code=True)
+        assert type(model).__name__ == "OwnModel"
+
+    @pytest.mark.parametrize("on_hub", [False, True])
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"vocab_size": 3 * 10**9}, "asks for 96,000,000,000 numbers, but its weights have"),
+            ({"hidden_size": 10**8}, "asks for 12,800,000,000 numbers, but its weights have"),
+            ({"num_hidden_layers": 10**9}, "says num_hidden_layers 1000000000, but its weights are 29 tensors"),
+            ({"n_layer": 10**9}, "says n_layer 1000000000, but its weights are 29 tensors"),
+            ({"num_experts": 10**9}, "says num_experts 1000000000"),
+        ],
+    )
+    def test_a_config_that_its_weights_deny(
+        self, own: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], words: str, on_hub: bool
+    ) -> None:
+        change(own / "config.json", lambda config: config.update(settings))
+        if on_hub:
+            on_the_hub(own, monkeypatch)
+        with pytest.raises(TercelError, match=words):
+            load_causal_lm("owner/model" if on_hub else str(own), torch.float32, "cpu", trust_remote_code=True)
+
+    def test_code_that_nobody_asked_for_hides_nothing(self, folder: Path) -> None:
+        change(folder / "config.json", lambda config: config.update(auto_map=OWN["auto_map"], vocab_size=3 * 10**9))
+        with pytest.raises(TercelError, match=r"asks for .* numbers, but its weights have"):
+            load_causal_lm(str(folder), torch.float32, "cpu")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tercel import limits
 from tercel.errors import TercelError
@@ -20,8 +20,12 @@ from tercel.reading import check_readable, read_json, read_shards
 
 _CAUSAL_CLASS = re.compile(r"ForCausalLM|LMHeadModel|ForConditionalGeneration")
 
-_TEXTS = (
-    "generation_config.json",
+# names in use for two sizes, which code of a model's own may choose
+_LAYERS, _WIDTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer"), ("hidden_size", "d_model", "n_embd")
+
+CONFIGS = ("config.json", "generation_config.json")
+TEXTS = (
+    *CONFIGS,
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -56,7 +60,7 @@ def check_folder(folder: Path) -> None:
 def check_texts(folder: Path) -> None:
     """Refuse files of a tokenizer and of settings that are devices or pipes, or enormous: whoever reads them takes them
     whole."""
-    for name in _TEXTS:
+    for name in TEXTS:
         file = os.path.join(folder, name)
         if os.path.exists(file) and not (os.path.isfile(file) or os.path.isdir(file)):
             raise TercelError(f"{file} is no plain file; save the model again")
@@ -82,27 +86,38 @@ def check_sizes(name: str, config: PretrainedConfig, tensors: int, numbers: int)
     """Refuse a configuration whose model would be larger than what is stored, before anything is allocated.
 
     tensors, numbers: how many are stored. Weights that are shared or packed make the two differ by a small factor; in
-    models small enough to do no harm, differences are left to `check_complete`, which names the tensors.
+    models small enough to do no harm, differences are left to `check_complete`, which names the tensors. Of a model
+    whose code is its own only the embeddings are known, so only they are compared.
     """
-    text = config.get_text_config()
-    counts = {key: value for key, value in text.to_dict().items() if isinstance(value, int) and "expert" in key}
-    counts["num_hidden_layers"] = text.num_hidden_layers
-    for key, count in counts.items():
-        most = max(tensors, limits.LAYERS_FREE) if key == "num_hidden_layers" else limits.EXPERTS
-        if count > most:
+    settings = config.get_text_config().to_dict()
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        settings["num_hidden_layers"] = config.get_text_config().num_hidden_layers  # whatever its own name for it
+    for key, count in settings.items():
+        layers = key in _LAYERS
+        most = max(tensors, limits.LAYERS_FREE) if layers else limits.EXPERTS
+        if (layers or "expert" in key) and isinstance(count, int) and count > most:
             raise TercelError(
                 f"the configuration of {name} says {key} {count}, but its weights are {tensors:,} tensors; give "
                 "weights and configuration of one model"
             )
-    with torch.device("meta"):  # only the shapes
-        model = AutoModelForCausalLM.from_config(deepcopy(config))
-    wanted = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    wanted = _numbers(config, settings)
     ratio = limits.PACKED_RATIO if getattr(config, "quantization_config", None) else limits.WEIGHTS_RATIO
     if wanted > ratio * numbers + limits.NUMBERS_FREE:
         raise TercelError(
             f"the configuration of {name} asks for {wanted:,} numbers, but its weights have {numbers:,}; give "
             "weights and configuration of one model"
         )
+
+
+def _numbers(config: PretrainedConfig, settings: dict[str, Any]) -> int:
+    """How many numbers the model would have; of one whose code is its own, those of its embeddings."""
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        with torch.device("meta"):  # only the shapes
+            model = AutoModelForCausalLM.from_config(deepcopy(config), trust_remote_code=False)
+        return sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    widths = [settings[key] for key in _WIDTHS if isinstance(settings.get(key), int)]
+    vocabulary = settings.get("vocab_size")
+    return vocabulary * max(widths, default=1) if isinstance(vocabulary, int) else 0
 
 
 def check_causal(name: str, config: PretrainedConfig) -> None:

