@@ -32,7 +32,7 @@ _STYLES = {"ok": "green", "note": "", "warning": "yellow", "problem": "bold red"
 
 
 AUTO = "auto"
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # which sees no members that come from a list
     AskedEngine = StrEnum
 else:
     _NAMES = (AUTO, *(name for name, engine in ENGINES.items() if engine.tells_counters))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tercel.interop.export import ExportReport
 
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # which sees no members that come from a list
     ExportTo = StrEnum
 else:
     ExportTo = StrEnum("ExportTo", {name: name for name in ENGINES})

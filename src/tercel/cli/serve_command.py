@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 STARTED = {name: engine for name, engine in ENGINES.items() if engine.serve_command}
 _TREES = [engine for engine in STARTED.values() if engine.drafts_trees]
 _TREES_OF = ", ".join(engine.title for engine in _TREES)
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # which sees no members that come from a list
     StartedEngine = StrEnum
 else:
     StartedEngine = StrEnum("StartedEngine", {name: name for name in STARTED})
