@@ -84,7 +84,7 @@ def _decoded(line: bytes, path: Path, number: int) -> str:
 
 
 def text_blocks(path: Path) -> Iterator[str]:
-    """The whole text in pieces. Raises `UnreadableError` where bytes are no UTF-8, behind the text before them (a
+    """The whole text in pieces. Raises `UnreadableError` where bytes are no UTF-8, after the text before them (a
     character that is cut off at the end is left out), and `TercelError` as `blocks`."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for block in blocks(path):

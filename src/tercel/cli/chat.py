@@ -52,11 +52,11 @@ def command(
     console.print_line(HELP, "dim")
     if show:
         console.print(LEGEND)
-    Conversation(engine, params, console, system, show).talk()
+    ChatSession(engine, params, console, system, show).talk()
     say_notes(engine.proposer)
 
 
-class Conversation:
+class ChatSession:
     """Messages so far and what answers them."""
 
     def __init__(

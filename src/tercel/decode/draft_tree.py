@@ -47,7 +47,7 @@ class DraftTree:
 
     @classmethod
     def chain(cls, root: int, tokens: Sequence[int], device: torch.device | str | None = None) -> DraftTree:
-        """One path: `tokens` one after another behind `root`."""
+        """One path from `root` through `tokens`."""
         nodes = torch.tensor([root, *tokens], dtype=torch.long, device=device)
         return cls(nodes, torch.arange(-1, len(tokens), device=device))
 
@@ -106,7 +106,7 @@ class DraftTree:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The chosen ones of M proposed nodes, ready to stand behind a root.
+    """The chosen ones of M proposed nodes, ready to stand after a root.
 
     indices: long [m]; into the proposed nodes, ascending, so parents precede children and siblings keep their
     order.

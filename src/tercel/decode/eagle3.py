@@ -31,7 +31,7 @@ class Eagle3(HeadProposer):
             frontier ← the K likeliest children of the root
             for every level below, until the deepest:
                 feed the frontier through the head; a node sees the committed entries, its ancestors and itself
-                children ← the K likeliest tokens behind each of its nodes; score: the sum of log q along the path
+                children ← the K likeliest tokens after each of its nodes; score: the sum of log q along the path
                 frontier ← the K best of these K * K
             tree ← the root, and the N - 1 best of all children ever proposed
 
@@ -117,7 +117,7 @@ class _Proposed:
         return first
 
     def trees(self, roots: Sequence[int], depths: Sequence[int], nodes: int) -> list[DraftTree]:
-        """For each row the best `nodes - 1` of its nodes down to its depth, behind its root; on the host.
+        """For each row the best `nodes - 1` of its nodes down to its depth, after its root; on the host.
 
         All rows' nodes leave the device in one copy, the bits of their scores as integers.
         """

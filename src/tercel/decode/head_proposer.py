@@ -33,7 +33,7 @@ class HeadProposer(Proposer):
         self.state = HeadState(self.head, target, 0)
 
     def reset(self, capacity: int) -> None:
-        # a level is drafted behind the committed entries before it is thrown away
+        # the slots of a drafted level come after the committed entries until it is thrown away
         self.state = HeadState(self.head, self.target, capacity + self.shape.top_k * self.shape.depth)
 
     @torch.no_grad()

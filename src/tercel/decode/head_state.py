@@ -2,7 +2,7 @@
 
 The cache holds one entry for every committed token but the first: slot `t` is row `t` (feature `f_t`, token `x[t+1]`)
 at head position `t`. Entries of committed tokens always come from the target's true features; those of drafted nodes
-lie behind them while a tree grows and are overwritten afterwards.
+lie after them while a tree grows and are overwritten afterwards.
 
 Shape legend: B rows, K top-k, H head's hidden size, S slots, q/kv heads, D head size.
 """

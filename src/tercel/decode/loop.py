@@ -3,7 +3,7 @@
 A generated token's life:
 1. A request is submitted; when slots are free, prompts are prefilled together, straight into the rows that they will
    have in the batch, and the target chooses each first token.
-2. `propose`: the proposer drafts a tree behind the last token of every row.
+2. `propose`: the proposer drafts a tree after the last token of every row.
 3. The target runs all trees in one forward, each node seeing the committed tokens and its own ancestors.
 4. `verify`: walk each tree as far as the target's own choices go; one more token is the target's own: recovered where
    other tokens were drafted, bonus where the tree ends.

@@ -34,7 +34,7 @@ class SampledChain(HeadProposer):
         """A chain for every row:
 
             repeat until the chain is long enough:
-                q ← the draft's distribution behind the last token of the chain, at the request's temperature
+                q ← the draft's distribution after the last token of the chain, at the request's temperature
                 draw the next token from q, and keep q: verification divides by it
                 feed it through the head; it sees the committed entries and the chain
 

@@ -57,7 +57,7 @@ def _rendered(tokenizer: PreTrainedTokenizerBase) -> Finding:
     renderer = Renderer(tokenizer)
     rendered = renderer.render(Conversation("check", (QUESTION, ANSWER), ""))
     prompt = serving_prompt(tokenizer, [QUESTION])
-    # an answer without thoughts stands, in training too, behind the empty thought of a model told not to think
+    # an answer without thoughts stands, in training too, after the empty thought of a model told not to think
     before = encode(tokenizer, render_text(tokenizer, [QUESTION], prompt=True) + renderer.template.empty_thought)
     if rendered.dropped_turns or not rendered.chats:
         why = next(iter(rendered.dropped_turns), "no row")

@@ -109,7 +109,7 @@ def greedy_answers(
 ) -> list[TokenizedChat]:
     """The target's own greedy answers, token by token, their tokens supervised.
 
-    Raises `TercelError` if no answer has a token behind its first, which no draft makes.
+    Raises `TercelError` if no answer has a token after its first, which no draft makes.
     """
     params = SamplingParams(max_new_tokens=max_new_tokens)
     vanilla = Engine(target, make_proposer(VANILLA, target), slots=SLOTS)

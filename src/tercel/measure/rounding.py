@@ -46,7 +46,7 @@ class Shapes:
 
 @torch.no_grad()
 def run_shapes(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> Shapes:
-    """Run `prompt + answer` in blocks behind the prompt's own prefill, whole, and as a row of a padded
+    """Run `prompt + answer` in blocks after the prompt's own prefill, whole, and as a row of a padded
     batch."""
     with target.stock.sequences_of(len(prompt) + len(answer)):
         rows = list(_runs(target, prompt, answer))

@@ -1,7 +1,7 @@
 """Attention for blocks under a mask, without copying keys for every query head.
 
 Stock `transformers` repeats keys and values for each query head of a group before it attends under a mask (it needs
-not for single tokens). Behind a long context that copy, in every layer, is what verifying a block costs over decoding
+not for single tokens). After a long context that copy, in every layer, is what verifying a block costs over decoding
 one token. Laying the query heads of a group side by side as rows gives the same sums and copies nothing but the mask.
 """
 

@@ -99,7 +99,7 @@ def _refused_layers(kinds: Sequence[str]) -> str | None:
 
 
 class _Block:
-    """Forwards of one shape: three tokens under a mask `[T, T]` behind three tokens of a cache."""
+    """Forwards of one shape: three tokens under a mask `[T, T]` after three tokens of a cache."""
 
     def __init__(self, target: Target, block_mask: Tensor, depths: list[int], first: int | None = None) -> None:
         self.target, self.block_mask, self.depths = target, block_mask, depths

@@ -61,7 +61,7 @@ def run_chunk(
     limit: int = CHUNK,
     capture: Sequence[int] = (),
 ) -> int:
-    """One chunk of at most `limit` tokens of the first prompts, each behind what its row holds.
+    """One chunk of at most `limit` tokens of the first prompts, each after what its row holds.
 
     Returns how many of the prompts, from the first on, are finished now: they finish in their order.
     """

@@ -14,7 +14,7 @@ _LIMITS = ("max_position_embeddings", "max_seq_len")
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """The stack of layers behind which the output layer comes.
+    """The stack of layers after which the output layer comes.
 
     Raises `TercelError` if the model's parts are not where those of a causal language model are.
     """
