@@ -39,6 +39,7 @@ from tercel.interop.export import export_head
 from tercel.measure.intervals import proportion, speedup
 from tercel.measure.tasks import first_prompts, parse_tasks
 from tercel.target_model.model import Target
+from tercel.target_model.stored import StoredTarget
 
 HERE = Path(__file__).resolve().parent
 VENVS = {name: f".venv-{engine.run_by}" for name, engine in ENGINES.items()}
@@ -136,8 +137,8 @@ def prepare(engine: str, dtype: str, model: DraftModel, places: Places, k: int) 
     """Export the head for `engine` and make what it needs beside it; the job's `target`, `head` and so on."""
     out = places.work / f"head-{engine}-{dtype}"
     shutil.rmtree(out, ignore_errors=True)
-    config = json.loads((places.target / "config.json").read_text())
-    shared: dict[str, Any] = {"target_name": str(places.target), "target_config": config, "shape": TreeShape.chain(k)}
+    target = StoredTarget.find(str(places.target), ask_hub=False)
+    shared: dict[str, Any] = {"target": target, "shape": TreeShape.chain(k)}
     if engine == "llamacpp":
         kind = {"float32": "f32", "bfloat16": "bf16"}[dtype]
         gguf = places.work / f"target-{kind}.gguf"

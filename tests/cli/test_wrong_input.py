@@ -21,7 +21,7 @@ from tercel.cli import generate
 from tercel.errors import TercelError
 from tercel.file_set import file_set
 from tercel.reading import read_json
-from tests.tiny import VOCAB, save_tiny, tiny_tokenizer
+from tests.tiny import VOCAB
 
 from .conftest import RECIPE, World
 from .running import everything, refused, run
@@ -43,35 +43,6 @@ def ask(target: str, head: str | Path, *more: str) -> Any:
 
 
 # ----------------------------------------------------------------- heads that do not belong to the target
-
-
-def test_another_tokenizer(tmp_path: Path, world: World) -> None:
-    other = shutil.copytree(world.target, tmp_path / "other")
-    tiny_tokenizer(last_merge="o l").save_pretrained(other)
-    for more in ([], ["--force-head"]):
-        refused(ask(str(other), world.head, *more), "tokenizer", world.target, str(other))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        ({"hidden_size": 48}, ("features of width 32", "hidden size 48")),
-        ({"vocab_size": VOCAB + 32}, ("vocabulary of 128", "160")),
-        ({"num_hidden_layers": 4}, ("the input of layer 4", "layers 0..3")),
-        ({"num_hidden_layers": 9}, ("target of 8 layers", "has 9")),
-        ({"seed": 7}, ("weights", "--force-head")),
-    ],
-    ids=["hidden", "vocabulary", "layer-ids", "layers", "weights"],
-)
-def test_head_of_another_target(
-    tmp_path: Path, world: World, overrides: dict[str, int], words: tuple[str, ...]
-) -> None:
-    other = str(save_tiny(tmp_path, "llama", **overrides))
-    refused(ask(other, world.head), world.head, *words)
-    if "seed" in overrides:
-        assert ask(other, world.head, "--force-head").code == 0
-    else:
-        refused(ask(other, world.head, "--force-head"), *words)
 
 
 def test_target_and_head_swapped(world: World) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoConfig
 
 from tercel.draft import DraftModel, DraftVocabulary, HeadInfo, MeasuredRecord, TargetIdentity, TrainingRecord
 from tercel.draft.history import HeldOut
 from tercel.interop.export import ExportReport, export_head
+from tercel.target_model.sources import Source
+from tercel.target_model.stored import StoredTarget
 from tests.draft.heads_for_tests import some_vocabulary, tiny_head, tiny_head_config
 from tests.tiny import VOCAB
 
@@ -26,6 +29,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+NAMED = Source("org/tiny", "org/tiny", "hub", None)
 TARGET: dict[str, Any] = {
     "num_hidden_layers": DEPTH,
     "model_type": "llama",
@@ -51,10 +55,10 @@ def draft(**overrides: Any) -> DraftModel:
 
 
 def export(model: DraftModel, engine: str, out: Path, gguf: Path | None = None, **options: Any) -> ExportReport:
-    target = {**TARGET, **options.pop("target", {})}
-    return export_head(
-        model, engine, out, target_name="org/tiny", target_config=target, target_gguf=gguf, **options
-    )
+    config = model.head.config
+    sizes = {"hidden_size": config.target_hidden_size, "vocab_size": config.vocab_size, "num_attention_heads": 1}
+    settings = AutoConfig.for_model(**{**TARGET, **sizes, **options.pop("target", {})})
+    return export_head(model, engine, out, StoredTarget(NAMED, settings), target_gguf=gguf, **options)
 
 
 def change_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

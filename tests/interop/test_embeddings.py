@@ -9,8 +9,9 @@ import torch
 
 from tercel.decode.compat import load_draft
 from tercel.draft import DraftModel
-from tercel.interop.formats.embeddings import share_embeddings, stored_embeddings
+from tercel.draft.binding import share_embeddings
 from tercel.interop.formats.read import read_head
+from tercel.target_model.stored import stored_embeddings
 from tests.cli.running import refused, run
 from tests.decode.drafts import random_draft, tiny_target
 from tests.draft.heads_for_tests import tiny_draft

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from tercel.cli.export import command
-from tercel.draft import DraftVocabulary, TrainingRecord, save_head
+from tercel.draft import DraftVocabulary, HeadInfo, TrainingRecord, save_head
 from tercel.errors import TercelError
 from tercel.interop import export as export_module
 from tercel.interop.engines import ENGINES, find, sglang
@@ -25,7 +25,8 @@ from tercel.interop.engines.limits import check_expressible
 from tercel.interop.engines.vllm import Vllm
 from tercel.interop.formats.read import read_head
 from tercel.locks import folder_lock
-from tests.interop.export_worlds import DEPTH, LLAMA3, draft, export
+from tercel.target_model.stored import StoredTarget
+from tests.interop.export_worlds import DEPTH, LLAMA3, NAMED, draft, export
 from tests.tiny import VOCAB, save_tiny, save_tiny_gguf
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -313,12 +314,12 @@ def test_only_one_process_exports_into_a_folder(tmp_path: Path) -> None:
 def test_a_head_that_does_not_know_its_target_needs_one(tmp_path: Path) -> None:
     model = draft(feature_layers=(), target_num_layers=None)
     with pytest.raises(TercelError, match="give --target"):
-        export_module.export_head(model, "vllm", tmp_path / "a", target_name="org/tiny", target_config=None)
+        export_module.export_head(model, "vllm", tmp_path / "a", StoredTarget(NAMED, None))
     report = export(model, "vllm", tmp_path / "b")
     assert report.layers == (2, 4, 5)
     with pytest.raises(TercelError, match="layers"):
         export(draft(), "vllm", tmp_path / "c", target={"num_hidden_layers": DEPTH + 1})
-    with pytest.raises(TercelError, match="vocab_size 128, but this one has 300"):
+    with pytest.raises(TercelError, match="vocabulary of 128 tokens, but org/tiny has 300"):
         export(draft(), "vllm", tmp_path / "d", target={"vocab_size": 300})
     with pytest.raises(TercelError, match="no engine 'tgi'"):
         export(draft(), "tgi", tmp_path / "d")
@@ -330,6 +331,7 @@ def test_the_command_line_writes_proves_and_prints(tmp_path: Path) -> None:
     target, head, out = save_tiny(tmp_path, "llama"), tmp_path / "head", tmp_path / "out"
     depth = json.loads((target / "config.json").read_text())["num_hidden_layers"]
     model = draft(feature_layers=(0, 1, depth - 1), target_num_layers=depth, target_hidden_size=32)
+    model = replace(model, info=HeadInfo(None))
     save_head(model, head, dtype=torch.float32)
     arguments = [str(head), "--to", "vllm", "--out", str(out), "--target", str(target)]
     ended = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "r.json")], catch_exceptions=False)

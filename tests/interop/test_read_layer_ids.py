@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tercel.draft.config import engine_default_layers
+from tercel.draft.misfits import misfits
 from tercel.errors import TercelError
 from tercel.interop.formats.layer_ids import Listed, as_inputs, default_pattern, settle
 from tercel.interop.formats.notes import Notes
 from tercel.interop.formats.read import read_head
+from tests.decode.drafts import tiny_target
 from tests.draft.heads_for_tests import tiny_draft
 from tests.interop.foreign import (
     LIST,
@@ -45,19 +47,12 @@ def test_the_default_is_recognised_in_both_meanings_with_its_depth(depth):
 @given(IDS, st.sampled_from(["input", "output"]), st.booleans(), st.none() | DEPTHS)
 def test_settling_gives_one_of_the_two_readings_and_says_which(ids, habit, sure, depth):
     notes = Notes()
-    try:
-        layers = settle(Listed(tuple(ids), "a list", habit, "so meant", sure), depth, None, notes)
-    except TercelError:
-        assert depth is not None
-        assert max(ids) + 1 >= depth
-        return
+    layers = settle(Listed(tuple(ids), "a list", habit, "so meant", sure), depth, None, notes)
     assert layers in (tuple(ids), tuple(i + 1 for i in ids))
     (told,) = notes.conventions
     assert ("outputs" in told.value) == (layers != tuple(ids))
     if default_pattern(ids) is None and not sure and not (habit == "output" and ids[0] == 1):
         assert any("--probe" in doubt for doubt in notes.doubts)
-    if depth is not None:
-        assert max(layers) < depth
 
 
 @given(IDS, st.sampled_from(["input", "output"]), st.sampled_from(["input", "output"]), st.booleans())
@@ -180,8 +175,6 @@ def test_an_empty_list_means_the_default(tmp_path, empty):
 
 
 WRONG = [
-    ({"eagle_config": {LIST: [1, 3, 7]}}, r"taken as outputs .*, which a target of 8 layers does not offer: the last "),
-    ({LIST: [2, 4, 8]}, "taken as inputs .* the last input is that of layer 7; give the target of this head$"),
     ({LIST: [2, 4]}, r"lists 2 layers, but fc.weight in .* takes 48 = 3 x 16 columns"),
     ({LIST: [2, 2, 4]}, "lists a layer twice"),
     ({LIST: [2, -1, 4]}, "must be a list of layer numbers"),
@@ -203,11 +196,23 @@ def test_lists_that_cannot_be(tmp_path, changes, words):
     assert "\n" not in str(caught.value)
 
 
-def test_a_list_out_of_range_says_when_the_other_meaning_fits(tmp_path):
-    folder = write_specforge(tiny_draft(), tmp_path / "head", eagle_config={LIST: [3, 5, 7]})
-    with pytest.raises(TercelError, match=r"or say --layer-ids input"):
-        read_head(folder, num_layers=8)
-    assert layers(folder, num_layers=8, layer_ids="input") == (3, 5, 7)
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ({"eagle_config": {LIST: [3, 5, 7]}}, ", or say --layer-ids input if that is what its list means"),
+        ({"eagle_config": {LIST: [3, 5, 8]}}, ""),  # no layer in either meaning
+        ({"eagle_config": None, LIST: [3, 5, 8]}, ""),  # inputs already
+    ],
+)
+def test_a_list_out_of_range_is_read_and_misfits(tmp_path, changes, hint):
+    """Whoever reads it: what the list means is one question, and whether the target has such layers another."""
+    folder, target = write_specforge(tiny_draft(), tmp_path / "head", **changes), tiny_target("llama")
+    found = [str(misfit) for misfit in misfits(read_head(folder, num_layers=8), target) if misfit.what != "sizes"]
+    beyond = 9 if changes["eagle_config"] == {LIST: [3, 5, 8]} else 8
+    said = f"reads the input of layer {beyond}, but llama has layers 0..7; give this head's own target"
+    assert found == [f"{folder} {said}{hint}"]
+    if hint:
+        assert layers(folder, num_layers=8, layer_ids="input") == (3, 5, 7)
 
 
 def test_fc_for_another_number_of_layers_needs_a_list(tmp_path):

@@ -55,6 +55,9 @@ class Recorder:
     def started(self, step, steps, facts):
         self.begun.append((step, steps))
 
+    def warned(self, sentence):
+        raise AssertionError(sentence)
+
     def stepped(self, step, metrics):
         self.steps.append(step)
         if self.error is not None and step == self.at:

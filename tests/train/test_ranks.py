@@ -71,7 +71,7 @@ class Meeting:
 def learner(config: TrainConfig, ranks: Ranks, dtype: torch.dtype = torch.float32) -> Learner:
     source = Source("llama", "llama", "folder", None)
     target = Target(tiny_model("llama").to(dtype), tiny_tokenizer(), source)  # one a rank, as in processes of their own
-    head, vocabulary = first_head(config, target, CHATS, supervised_counts(CHATS, target.vocab_size))
+    head, vocabulary, _ = first_head(config, target, CHATS, supervised_counts(CHATS, target.vocab_size))
     return Learner(head, vocabulary, target, CHATS, config, plan_steps([len(c) for c in CHATS], config), ranks=ranks)
 
 

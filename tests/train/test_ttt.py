@@ -116,7 +116,7 @@ def test_a_head_to_start_from_is_trained_as_the_naive_form_says(tmp_path, flags,
     record = TrainingRecord(embeddings="frozen" if frozen else None)
     save_head(DraftModel(start, vocabulary, HeadInfo(None, record)), tmp_path, dtype=torch.float32)
     config = TrainConfig(start_from=str(tmp_path), freeze_lm_head=frozen)
-    head, theirs = first_head(config, target, CHATS, supervised_counts(CHATS, target.vocab_size))
+    head, theirs, _ = first_head(config, target, CHATS, supervised_counts(CHATS, target.vocab_size))
     assert torch.equal(theirs.ids, vocabulary.ids)
     learning = {name for name, parameter in head.named_parameters() if parameter.requires_grad}
     assert {"lm_head.weight", "embed_tokens.weight"}.isdisjoint(learning) == frozen

@@ -82,13 +82,15 @@ def command(
         report = as_loaded(report, draft, loaded, server.engine if server is not None else engine.value)
     if server is not None:
         from tercel.doctor.compare import compare_with_server
+        from tercel.draft.binding import bind
         from tercel.measure.tasks import parse_tasks
 
         questions = [q for task in parse_tasks(tasks or TASKS, tuple(data_dir or ())) for q in task.questions]
         if runs:
+            bound = bind(draft, loaded)
             with counting_bar("answers") as bar:
                 served = compare_with_server(
-                    server, loaded, draft, questions, max_new_tokens, lambda done, total: bar(done, total, "")
+                    server, loaded, bound, questions, max_new_tokens, lambda done, total: bar(done, total, "")
                 )
             report = with_server(report, served)
         else:
@@ -103,20 +105,21 @@ def command(
 
 
 def read_beside(name: str | None, target: Target, layer_ids: LayerIds) -> DraftModel:
-    """The head in the target's precision, whether or not it fits the target.
+    """The head as its files have it, in the target's precision, whether or not it fits the target.
 
     Raises `TercelError` if there is no such head, its files cannot be read, or it is none of EAGLE-3.
     """
     from tercel.heads import resolve_head
     from tercel.interop.formats.read import read_head
-    from tercel.interop.output_rows import lend_output_layer
 
-    path, device, meaning = resolve_head(name, target.source.name), str(target.device), layer_ids.meaning
-    try:
-        model = read_head(path, dtype=target.dtype, device=device, num_layers=target.num_layers, layer_ids=meaning)
-    except TercelError:  # perhaps only because of the target's depth, which is then a finding
-        model = read_head(path, dtype=target.dtype, device=device, layer_ids=meaning)
-    return lend_output_layer(replace(model, head=model.eagle3), target)
+    model = read_head(
+        resolve_head(name, target.source.name),
+        dtype=target.dtype,
+        device=str(target.device),
+        num_layers=target.num_layers,
+        layer_ids=layer_ids.meaning,
+    )
+    return replace(model, head=model.eagle3)
 
 
 def with_server(report: CheckUp, served: ServingReport) -> CheckUp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -13,13 +13,11 @@ from tercel import limits
 from tercel.cli.consoles import PlainConsole, fetching_bar, result_console
 from tercel.cli.options import JsonFile, LayerIds, LayerIdsOption, OnlyHead
 from tercel.cli.paths import user_name, user_path
-from tercel.errors import TercelError
 from tercel.files import write_json
 from tercel.heads import resolve_head
-from tercel.interop.engines import ENGINES, ServingEngine
+from tercel.interop.engines import ENGINES
 
 if TYPE_CHECKING:
-    from tercel.draft import DraftModel
     from tercel.interop.export import ExportReport
 
 
@@ -55,65 +53,20 @@ def command(
     """Write HEAD as an engine loads it, prove that it does, and print how to start that engine."""
     from tercel.draft.shape import TreeShape
     from tercel.interop.export import export_head
-    from tercel.interop.formats.embeddings import share_embeddings, stored_embeddings
-    from tercel.interop.formats.read import read_head
+    from tercel.interop.served_target import read_beside
 
     path = resolve_head(head, head)
-    model = read_head(path, layer_ids=layer_ids.meaning)
-    made_for = model.eagle3.config.target_num_layers
-    name, config, gguf = _target(target, model, ENGINES[to.value])
-    if config is not None and made_for is None:  # what a foreign folder's layer ids mean may depend on it
-        depth_of_target = (config.get("text_config") or config)["num_hidden_layers"]
-        model = read_head(path, layer_ids=layer_ids.meaning, num_layers=depth_of_target)
-    if config is not None and (embedded := stored_embeddings(Path(name), config)) is not None:
-        model = share_embeddings(model, embedded)
+    with fetching_bar() as on_bytes:
+        model, served = read_beside(path, target, layer_ids.meaning, on_bytes, ask_hub=True)
+    gguf = _gguf_file(served.source.name) if ENGINES[to.value].takes_gguf else None
     report = export_head(
-        model,
-        to.value,
-        out.absolute(),
-        target_name=name,
-        target_config=config,
-        target_gguf=gguf,
-        shape=TreeShape.chain(depth),
-        overwrite=overwrite,
+        model, to.value, out.absolute(), served, target_gguf=gguf, shape=TreeShape.chain(depth), overwrite=overwrite
     )
     try:
         if json_file is not None:
             write_json(json_file, report.to_json())
     finally:
         _print(result_console(json_file), report, model.warnings)
-
-
-def _target(
-    given: str | None, model: DraftModel, engine: ServingEngine
-) -> tuple[str, dict[str, Any] | None, Path | None]:
-    """What the engine loads as the target, the target's configuration, its GGUF file for an engine that takes such.
-
-    Raises `TercelError` if no target is given or recorded, or it cannot be found.
-    """
-    from tercel.target_model.sources import load_config, resolve
-
-    recorded = model.info.target.name if model.info.target is not None else None
-    name = given or recorded
-    if name is None:
-        raise TercelError("the head does not record its target; give --target")
-    with fetching_bar() as on_bytes:
-        source = resolve(name, on_bytes)
-        config = _hub_config(name, model) if source.kind == "hub" else load_config(name, progress=on_bytes).to_dict()
-    gguf = _gguf_file(name) if engine.takes_gguf else None
-    return (name if source.kind == "hub" else str(Path(source.path).absolute())), config, gguf
-
-
-def _hub_config(name: str, model: DraftModel) -> dict[str, Any] | None:
-    """The configuration of a target on the Hub; None where it cannot be had and the head says enough by itself."""
-    from tercel.target_model.sources import load_config
-
-    try:
-        return load_config(name).to_dict()
-    except TercelError:
-        if model.head.config.target_num_layers is None:
-            raise
-        return None
 
 
 def _gguf_file(name: str) -> Path | None:

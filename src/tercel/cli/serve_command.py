@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,10 +14,6 @@ from tercel.cli.paths import tercel_command, user_name
 from tercel.errors import TercelError
 from tercel.files import write_json
 from tercel.interop.engines import ENGINES, as_given
-
-if TYPE_CHECKING:
-    from tercel.draft import DraftModel
-
 
 STARTED = {name: engine for name, engine in ENGINES.items() if engine.serve_command}
 _TREES = [engine for engine in STARTED.values() if engine.drafts_trees]
@@ -70,51 +64,32 @@ def command(
     if not ENGINES[engine.value].drafts_trees and (top_k > 1 or nodes is not None):
         other = " or ".join(tree.name for tree in _TREES)
         raise TercelError(f"{engine.value} drafts only chains; leave out --top-k and --nodes, or take --engine {other}")
+    from tercel.draft.binding import fitted
     from tercel.draft.shape import TreeShape
     from tercel.heads import resolve_head
-    from tercel.interop.formats.read import read_head
     from tercel.interop.misread import misread_by
+    from tercel.interop.served_target import read_beside
 
     path = resolve_head(head, head).absolute()
-    model = read_head(path, layer_ids=layer_ids.meaning)
-    name, layers, kind = served_target(target, model)
-    if layers is not None:
-        placed = model.eagle3
-        placed.config = placed.config.placed(layers)
-        model = replace(model, head=placed)
+    with fetching_bar() as on_bytes:
+        model, served = read_beside(path, target, layer_ids.meaning, on_bytes, ask_hub=False)
+    model, warnings = fitted(model, served)
     loaded_as = as_given(engine.value, model.format)
     shape = TreeShape(top_k, depth, nodes or 1 + depth * top_k)
-    line = loaded_as.launch(str(path), name, shape, dtype.value)
-    doubt = misread_by(loaded_as, model, path, kind)
-    warning = None if doubt is None else _warning(doubt, head, engine.value)
+    line = loaded_as.launch(str(path), served.address, shape, dtype.value)
+    doubt = misread_by(loaded_as, model, path, served.model_type)
+    if doubt is not None:
+        warnings += (_misread(doubt, head, engine.value),)
+    warning = f"warning: {'; '.join(warnings)}" if warnings else None
     if json_file is not None:
-        write_json(json_file, {"engine": engine.value, "target": name, "command": line, "warning": warning})
+        write_json(
+            json_file, {"engine": engine.value, "target": served.address, "command": line, "warning": warning}
+        )
     result_console(json_file).print_text([(f"{line}\n", "")])
     if warning is not None:
         say(warning)
 
 
-def served_target(given: str | None, model: DraftModel) -> tuple[str, int | None, str | None]:
-    """What the engine loads as the target, how many layers that has, and its model type, as far as they can be known.
-
-    Raises `TercelError` if no target is given or recorded, or if it is given and cannot be found.
-    """
-    from tercel.target_model.sources import load_config, resolve
-    from tercel.target_model.wheels import BUILTIN
-
-    recorded = model.info.target.name if model.info.target is not None else model.info.training.target_name
-    name = given or recorded
-    if not name:
-        raise TercelError("the head does not record its target; give --target")
-    here = name.lower() in BUILTIN or Path(name).exists()
-    if not here:  # a name of the Hub, which the engine will fetch
-        return name, model.head.config.target_num_layers, None
-    with fetching_bar() as on_bytes:
-        path = str(Path(resolve(name, on_bytes).path).absolute())
-        config = load_config(name, progress=on_bytes).get_text_config()
-    return path, config.num_hidden_layers, config.model_type
-
-
-def _warning(doubt: str, head: str, engine: str) -> str:
+def _misread(doubt: str, head: str, engine: str) -> str:
     export = tercel_command("export", head, "--to", engine, "--out", "DIR")
-    return f"warning: {engine} would not load this folder as it is meant ({doubt}); run `{export}` first, serve DIR"
+    return f"{engine} would not load this folder as it is meant ({doubt}); run `{export}` first, serve DIR"

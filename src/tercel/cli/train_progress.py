@@ -53,6 +53,9 @@ class TrainProgress:
             self._print(f"resuming after step {step} of {steps}, where the run in {self._out} stopped")
         self._task = self._progress.add_task("training", total=steps, completed=step, shown="")
 
+    def warned(self, sentence: str) -> None:
+        self._print(f"warning: {sentence}")
+
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         assert self._task is not None
         self._tokens += metrics["tokens"]

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tercel.chat.template import TemplateRefusalError
-from tercel.decode.compat import check_fits
 from tercel.doctor.findings import CheckUp, Finding
 from tercel.doctor.head_checks import (
-    identity_findings,
+    fit_findings,
     layer_findings,
     norm_findings,
     position_findings,
     rope_findings,
-    size_findings,
 )
 from tercel.doctor.template_check import template_findings
 from tercel.doctor.weight_checks import (
@@ -24,7 +22,7 @@ from tercel.doctor.weight_checks import (
     vocabulary_findings,
 )
 from tercel.draft import DraftModel
-from tercel.errors import TercelError
+from tercel.draft.misfits import misfits
 from tercel.interop.engines import ENGINES, as_given
 from tercel.interop.formats.head_files import HeadFiles
 from tercel.interop.misread import misread_by
@@ -38,19 +36,12 @@ def examine(model: DraftModel, target: TargetModel) -> CheckUp:
 
     Raises `TercelError` only for files that cannot be read; whatever does not fit is a finding.
     """
-    findings = tuple(_findings(model, target))
-    if not any(finding.level == "problem" for finding in findings):
-        findings = (*findings, *_accepted_here(model, target))
-    return CheckUp(target.source.name, str(model.path or "head"), model.format, findings)
+    return CheckUp(target.source.name, str(model.path or "head"), model.format, tuple(_findings(model, target)))
 
 
 def fits(model: DraftModel, target: TargetModel) -> bool:
     """Whether the head can be run with the target at all."""
-    try:
-        check_fits(model, target, force=True)
-    except TercelError:
-        return False
-    return True
+    return all(misfit.severity != "refuse" for misfit in misfits(model, target))
 
 
 def as_loaded(report: CheckUp, model: DraftModel, target: TargetModel, engine: str) -> CheckUp:
@@ -82,8 +73,7 @@ def without_comparison(report: CheckUp) -> CheckUp:
 
 def _findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
     files = HeadFiles.read(model.path) if model.path is not None else HeadFiles()
-    yield from size_findings(model, target)
-    yield from identity_findings(model, target)
+    yield from fit_findings(model, target)
     if target.tokenizer_or_none is not None:
         try:
             yield from template_findings(target.tokenizer, model.info.training, model.path)
@@ -99,14 +89,6 @@ def _findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
     yield from quantisation_findings(target, files)
     for warning in model.warnings:
         yield Finding("file", "warning", warning)
-
-
-def _accepted_here(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
-    """What decoding itself would refuse, where no check above has said so."""
-    try:
-        check_fits(model, target, force=True)
-    except TercelError as error:
-        yield Finding("loading", "problem", str(error), "take the head of this target")
 
 
 def _some_tokens(target: TargetModel) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tercel.doctor.findings import Finding
 from tercel.draft import DraftModel
 from tercel.draft.config import engine_default_layers
+from tercel.draft.misfits import misfits
 from tercel.interop.engines import ENGINES, SERVED_AND_ASKED, ServingEngine
 from tercel.interop.formats.head_files import HeadFiles
 from tercel.measure.variants import rope_of
@@ -17,36 +18,36 @@ _PROBE = "measure it: `tercel inspect HEAD --target TARGET --probe`"
 _LIMIT = "max_position_embeddings"
 
 
-def size_findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
-    """Widths, depth and vocabulary sizes; without these two fitting nothing else does."""
-    head, name = model.head.config, target.source.name
-    wrong = []
-    if head.target_hidden_size != target.hidden_size:
-        wrong.append(f"takes features of width {head.target_hidden_size}, the target has {target.hidden_size}")
-    if head.target_num_layers not in (None, target.num_layers):
-        wrong.append(f"is for {head.target_num_layers} layers, the target has {target.num_layers}")
-    if head.vocab_size != target.vocab_size:
-        wrong.append(f"is for {head.vocab_size} tokens, the target has {target.vocab_size}")
-    if wrong:
-        yield Finding("sizes", "problem", f"the head {'; it '.join(wrong)}", f"take a head made for {name}")
-    else:
+def fit_findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
+    """Whether this is the target that the head was made for: every misfit, and what was compared and is the same."""
+    found = misfits(model, target)
+    for misfit in found:
+        yield Finding(misfit.what, "problem" if misfit.severity == "refuse" else "warning", misfit.found, misfit.advice)
+    wrong = {misfit.what for misfit in found}
+    if "sizes" not in wrong:
         yield Finding("sizes", "ok", f"width {target.hidden_size}, {target.vocab_size} tokens: as the target's")
+    trained_for = model.info.target
+    if trained_for is None:
+        yield Finding(
+            "identity",
+            "note",
+            "the head does not record its target",
+            f"make sure that it was trained for {target.source.name}; {_PROBE}",
+        )
+        return
+    if target.tokenizer_or_none is not None and "tokenizer" not in wrong:
+        yield Finding("tokenizer", "ok", f"the same tokens as in training ({trained_for.name})")
+    if "weights" not in wrong:
+        yield Finding("weights", "ok", f"exactly the weights that the head was trained for ({trained_for.name})")
 
 
 def layer_findings(model: DraftModel, target: TargetModel, files: HeadFiles) -> Iterator[Finding]:
-    """Feature layers: in range, and whether they look like ids of another convention."""
+    """Feature layers: whether they look like ids of another convention."""
     check, depth = "feature layers", target.num_layers
     layers = model.head.config.feature_layers or engine_default_layers(depth)
     default = engine_default_layers(depth)
-    beyond = [layer for layer in layers if not 0 <= layer < depth]
-    if beyond:
-        yield Finding(
-            check,
-            "problem",
-            f"the head reads the input of layer {beyond[0]}, but the target has layers 0..{depth - 1}",
-            "take a head made for this target, or read its ids the other way (--layer-ids input)",
-        )
-        return
+    if model.head.config.beyond(depth):
+        return  # said already
     doubt = _doubt(layers, default)
     if doubt:
         yield Finding(check, "warning", f"the inputs of layers {_listed(layers)} are captured; {doubt}", _PROBE)
@@ -160,38 +161,6 @@ def position_findings(model: DraftModel, target: TargetModel, files: HeadFiles) 
             f"the head was trained on at most {recipe.max_length} tokens",
             "measure acceptance on longer prompts if you serve such",
         )
-
-
-def identity_findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
-    """Whether this is the target that the head was trained for: by digests, where they are recorded."""
-    identity = model.info.target
-    if identity is None:
-        yield Finding(
-            "identity",
-            "note",
-            "the head does not record its target",
-            f"make sure that it was trained for {target.source.name}; {_PROBE}",
-        )
-        return
-    if target.tokenizer_or_none is not None:
-        if identity.tokenizer != target.tokenizer_digest:
-            yield Finding(
-                "tokenizer",
-                "problem",
-                f"the head was trained with the tokenizer of {identity.name}, and the target's has other tokens",
-                "give the target it was trained for; the same text is other numbers here",
-            )
-        else:
-            yield Finding("tokenizer", "ok", f"the same tokens as in training ({identity.name})")
-    if not target.is_recorded_as(identity.weights):
-        yield Finding(
-            "weights",
-            "warning",
-            f"the head was trained for {identity.name}, whose weights or settings are not these",
-            "expect lower acceptance, or train it further on this target's answers (--start-from)",
-        )
-    else:
-        yield Finding("weights", "ok", f"exactly the weights that the head was trained for ({identity.name})")
 
 
 def _contradiction(check: str, engines: str, own: str) -> Finding:

@@ -43,6 +43,11 @@ class HeadInfo:
     training: TrainingRecord = field(default_factory=TrainingRecord)
     measured: MeasuredRecord = field(default_factory=MeasuredRecord)
 
+    @property
+    def target_name(self) -> str | None:
+        """The target that is recorded, be it by another maker; None if none is."""
+        return self.target.name if self.target is not None else self.training.target_name
+
 
 @dataclass(frozen=True)
 class Convention:

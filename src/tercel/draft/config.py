@@ -112,7 +112,12 @@ class HeadConfig:
 
     def beyond(self, num_layers: int) -> tuple[int, ...]:
         """The feature layers that a target of `num_layers` layers does not have."""
-        return tuple(layer for layer in self.feature_layers if layer >= num_layers)
+        layers = self.feature_layers or engine_default_layers(num_layers)
+        return tuple(layer for layer in layers if not 0 <= layer < num_layers)
+
+    def fits_depth(self, num_layers: int) -> bool:
+        """Whether it can be `placed` beside a target of `num_layers` layers."""
+        return self.target_num_layers in (None, num_layers) and not self.beyond(num_layers)
 
     def _check_feature_layers(self) -> None:
         depth = self.target_num_layers

@@ -114,11 +114,10 @@ class Eagle3Head(StepHead):
 
     def beside(self, target: TargetModel, ids: Tensor) -> Eagle3Head:
         """With the target's output rows of its draft vocabulary as its own, if it has no output layer (the paper's
-        text, section 3.1). A target of other sizes lends nothing: that it does not fit is for others to say."""
-        c = self.config
-        if c.own_output or (c.target_hidden_size, c.vocab_size) != (target.hidden_size, target.vocab_size):
+        text, section 3.1)."""
+        if self.config.own_output:
             return self
-        return self.rebuilt(replace(c, own_output=True), {"lm_head.weight": target.output_rows(ids)})
+        return self.rebuilt(replace(self.config, own_output=True), {"lm_head.weight": target.output_rows(ids)})
 
     def fuse(self, features: Tensor) -> Tensor:
         """`[.., n*Ht]` (residual streams, low to high) to the hidden of step 0, `[.., H]`."""

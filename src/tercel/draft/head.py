@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -78,6 +79,18 @@ class DraftHead(nn.Module, ABC):
         Raises `TercelError` for a kind that is not written.
         """
         raise TercelError(f"a head of {self.title} can be run and inspected only, not written; give one of EAGLE-3")
+
+    def placed(self, num_layers: int) -> Self:
+        """The head, its weights shared, with the feature layers that it leaves to a target of `num_layers` layers.
+
+        Raises `TercelError` as `HeadConfig.placed`.
+        """
+        config = self.config.placed(num_layers)
+        if config == self.config:
+            return self
+        head = copy(self)  # the modules are the same: no size hangs on where features are taken
+        head.config = config
+        return head
 
     def beside(self, target: TargetModel, ids: Tensor) -> DraftHead:
         """The head with what it borrows of `target`; itself, if that is nothing. `ids` `[W]`: its draft vocabulary."""

@@ -15,7 +15,7 @@ _RESULTS = "## Measured"
 def head_card(model: DraftModel) -> str:
     """Markdown for a checkpoint's README.md, with the front matter that the Hub reads; only from what `model` holds."""
     info = model.info
-    name = info.target.name if info.target else info.training.target_name or ""
+    name = info.target_name or ""
     licence = info.training.data_licence or ""
     parts = [
         _front_matter(name, licence),

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from tercel.draft import DraftModel, Eagle3Head, HeadConfig
+from tercel.draft import DraftModel
+from tercel.draft.binding import fitted, share_embeddings
 from tercel.draft.history import TRAINED
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
@@ -21,6 +20,7 @@ from tercel.interop.engines.weights import smallest_exact
 from tercel.interop.export_readme import readme
 from tercel.interop.proof import Proven, prove
 from tercel.locks import OURS, folder_lock
+from tercel.target_model.stored import StoredTarget
 
 KIND = "export"
 
@@ -53,45 +53,49 @@ def export_head(
     model: DraftModel,
     engine: str,
     out: Path,
+    target: StoredTarget,
     *,
-    target_name: str,
-    target_config: dict[str, Any] | None,
     target_gguf: Path | None = None,
     shape: TreeShape | None = None,
     overwrite: bool = False,
 ) -> ExportReport:
     """Write `model` to the folder `out` for one of the `engines.ENGINES`, by name.
 
-    target_name: what the engine will load as the target (a path or Hub id); target_config: its `config.json`, for its
-    depth, family and architectures; target_gguf: its GGUF file, for an engine that takes
-    such.
+    target: what the engine will load; target_gguf: its GGUF file, for an engine that takes such.
     The written folder is read back as the engine would (`loaders`) and compared with `model`: tensors, layers, flags,
     vocabulary, RoPE, draft logits. `out` is whole and proven, or it is not there (or as it was);
     other files in it stay.
-    Raises `TercelError` for what the engine cannot express, for a place that is taken, and for any difference.
+    Raises `TercelError` if the head does not fit the target, for what the engine cannot express, for a place that is
+    taken, and for any difference.
     """
     written_for = find(engine)
-    target = _text_part(target_config)
-    model = _placed(model, target)
-    target_type = target.get("model_type")
-    warnings = check_expressible(written_for, model.head.config, model.vocabulary, target_type)
-    if written_for.names_target and Path(target_name).is_absolute():
-        warnings += (f"the folder names its target by a path of this machine, {target_name}; give --target owner/name",)
+    model, warnings = fitted(replace(model, head=model.eagle3), target)
+    if model.head.config.target_num_layers is None:
+        raise target.unread or TercelError(
+            "the head does not say how many layers its target has, so its feature layers are not settled; give --target"
+        )
+    if (embeddings := target.embeddings()) is not None:
+        model = share_embeddings(model, embeddings)
+    warnings += check_expressible(written_for, model.head.config, model.vocabulary, target.model_type)
+    if written_for.names_target and Path(target.address).is_absolute():
+        warnings += (
+            f"the folder names its target by a path of this machine, {target.address}; give --target owner/name",
+        )
     job = ExportJob(
         model,
         out,
         smallest_exact(model),
-        target_name,
+        target.address,
         target_gguf,
-        tuple((target_config or {}).get("architectures") or ()),
+        tuple((target.settings and target.settings.architectures) or ()),
         shape or TreeShape.chain(),
         model.info.training.embeddings == TRAINED,
     )
-    engine_target = written_for.loads_as_target(target_name, target_gguf)
+    engine_target = written_for.loads_as_target(target.address, target_gguf)
     command = written_for.start(out, engine_target, job.shape)
     with folder_lock(out), _opened(out, model.path, overwrite) as partial:
         written_for.write(job, partial)
-        checks = prove(model, engine, partial, target_type)
+        checks = prove(model, engine, partial, target.model_type)
         card = readme(job, written_for, engine_target, command, checks, warnings)
         (partial / CARD).write_text(card, encoding="utf-8")
         files = tuple((file.name, file.stat().st_size) for file in sorted(partial.iterdir()))
@@ -108,41 +112,6 @@ def export_head(
         command=command,
         warnings=warnings,
     )
-
-
-def _text_part(target_config: dict[str, Any] | None) -> dict[str, Any]:
-    """The language model's part of a target's configuration, with what it leaves to the whole."""
-    whole = target_config or {}
-    return {**whole, **(whole.get("text_config") or {})}
-
-
-def _placed(model: DraftModel, target: dict[str, Any]) -> DraftModel:
-    """`model` with its feature layers settled.
-
-    Raises `TercelError` if the target's depth is not known, or the target is of another shape than the head's.
-    """
-    config = model.eagle3.config
-    for name, mine in (("hidden_size", config.target_hidden_size), ("vocab_size", config.vocab_size)):
-        if target.get(name, mine) != mine:
-            raise TercelError(
-                f"the head is for a target of {name} {mine}, but this one has {target[name]}; give the head's own"
-            )
-    depth = target.get("num_hidden_layers", config.target_num_layers)
-    if depth is None:
-        raise TercelError(
-            "the head does not say how many layers its target has, so its feature layers are not settled; give --target"
-        )
-    placed = config.placed(int(depth))
-    return model if placed == config else replace(model, head=_with_config(model.eagle3, placed))
-
-
-def _with_config(head: Eagle3Head, config: HeadConfig) -> Eagle3Head:
-    """The same head, not a copy of its weights, under a configuration of equal sizes."""
-    with torch.device("meta"):
-        moved = Eagle3Head(config)
-    moved.load_state_dict(head.state_dict(), assign=True)
-    moved.rotary = head.rotary
-    return moved.eval().requires_grad_(False)
 
 
 def _opened(out: Path, source: Path | None, overwrite: bool) -> AbstractContextManager[Path]:

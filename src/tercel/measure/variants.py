@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tercel.draft import DraftModel, HeadConfig
+from tercel.draft.binding import placed
 from tercel.interop.formats.head_files import HeadFiles
 from tercel.measure.chains import read_as, without_map
 from tercel.target_model.protocol import TargetModel
@@ -32,8 +33,8 @@ def readings(model: DraftModel, target: TargetModel) -> Iterator[Variant]:
 
     Raises `TercelError` if the head cannot stand beside the target.
     """
-    config = model.head.config.placed(target.num_layers)
-    model, layers = read_as(model, **_placed(model, target)), config.feature_layers
+    model = placed(model, target.num_layers)
+    config, layers = model.head.config, model.head.config.feature_layers
     yield Variant(AS_READ, model, "")
     file = "tercel.json" if model.format == "tercel" else "config.json"
     for move in (1, -1):
@@ -88,11 +89,6 @@ def _layer_remedy(model: DraftModel, inputs: tuple[int, ...]) -> str:
     if tuple(i - 1 for i in inputs) in written:
         return "--layer-ids output"
     return f"eagle_aux_hidden_state_layer_ids {list(inputs)} in config.json, and --layer-ids input"
-
-
-def _placed(model: DraftModel, target: TargetModel) -> dict[str, object]:
-    config = model.head.config.placed(target.num_layers)
-    return {"feature_layers": config.feature_layers, "target_num_layers": config.target_num_layers}
 
 
 def _with_theta(model: DraftModel, theta: float) -> DraftModel:

@@ -18,7 +18,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import safe_open
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tercel.reading import read_shards
 from tercel.target_model.sources import Source
@@ -78,18 +78,31 @@ def first_fingerprint(model: PreTrainedModel, sizes: tuple[int, int, int], sampl
 
 def stored_samples(source: Source) -> Samples | None:
     """Samples of the tensors as the checkpoint's safetensors store them; None where they are not in one folder."""
-    folder = Path(source.path)
-    if source.kind == "hub":
-        try:
-            folder = Path(snapshot_download(source.path, revision=source.revision, local_files_only=True))
-        except LocalEntryNotFoundError:  # a cache elsewhere
-            return None
+    folder = stored_folder(source)
+    if folder is None:
+        return None
     samples: dict[str, Tensor] = {}
     for file in _weight_files(folder):
         with safe_open(file, framework="pt") as tensors:  # maps the file: only what is sampled is read
             for name in tensors.keys():  # noqa: SIM118 (not a mapping)
                 samples[name] = _sample(tensors.get_tensor(name))
     return samples or None
+
+
+def stored_folder(source: Source) -> Path | None:
+    """The folder of the source's files on this machine; None for one of the Hub that was not fetched, or elsewhere."""
+    if source.kind != "hub":
+        return Path(source.path)
+    try:
+        return Path(snapshot_download(source.path, revision=source.revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Short digest of the tokenizer's vocabulary."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return hashlib.sha256(repr(vocabulary).encode()).hexdigest()[:16]
 
 
 def held_samples(model: PreTrainedModel) -> Samples:

@@ -5,7 +5,6 @@ Shape legend: K hidden size, V vocabulary, W some of its tokens.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -20,7 +19,15 @@ from tercel.target_model.attention import use_grouped_attention
 from tercel.target_model.blocks import MaskedBlocks
 from tercel.target_model.capabilities import TreeSupport, check_steps, probe_tree_support
 from tercel.target_model.ends import end_ids, turn_end, union
-from tercel.target_model.identity import SCHEME, Samples, fingerprint, first_fingerprint, held_samples, stored_samples
+from tercel.target_model.identity import (
+    SCHEME,
+    Samples,
+    fingerprint,
+    first_fingerprint,
+    held_samples,
+    stored_samples,
+    tokenizer_digest,
+)
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.output_layer import OutputLayer, embedding_scale
 from tercel.target_model.protocol import RowCache
@@ -189,8 +196,7 @@ class Target:
     @property
     def tokenizer_digest(self) -> str:
         """Short digest of the tokenizer's vocabulary."""
-        vocabulary = sorted(self.tokenizer.get_vocab().items(), key=lambda item: item[1])
-        return hashlib.sha256(repr(vocabulary).encode()).hexdigest()[:16]
+        return tokenizer_digest(self.tokenizer)
 
     def new_cache(self, rows: int, capacity: int) -> RowCache:
         return self._blocks.new_cache(rows, capacity)

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head, HeadConfig
+from tercel.draft.binding import bind
 from tercel.draft.history import FROZEN
 from tercel.errors import TercelError
 from tercel.heads import resolve_head
-from tercel.interop.formats.embeddings import share_embeddings
 from tercel.interop.formats.read import read_head
-from tercel.interop.output_rows import lend_output_layer
 from tercel.target_model.protocol import TargetModel
 from tercel.target_model.structure import default_feature_layers
 from tercel.train.config import TrainConfig
@@ -24,17 +23,20 @@ SAMPLE_CHATS = 8
 
 def first_head(
     config: TrainConfig, target: TargetModel, chats: Sequence[TokenizedChat], counts: Tensor
-) -> tuple[Eagle3Head, DraftVocabulary]:
-    """The head that a run begins with, on the target's device, and its vocabulary: another run's (`start_from`), or a
-    new one that can draft the tokens which are supervised most often (`counts` `[V]`).
+) -> tuple[Eagle3Head, DraftVocabulary, tuple[str, ...]]:
+    """The head that a run begins with, on the target's device, its vocabulary, and what speaks against it: another
+    run's (`start_from`), or a new one that can draft the tokens which are supervised most often (`counts` `[V]`).
 
     Raises `TercelError` if there is no such head, or it does not fit.
     """
+    warnings: tuple[str, ...] = ()
     if config.start_from:
-        origin = lend_output_layer(read_head(resolve_head(config.start_from, config.start_from)), target)
+        path = resolve_head(config.start_from, config.start_from)
+        origin = bind(read_head(path, num_layers=target.num_layers), target)
+        warnings = origin.warnings
         torch.manual_seed(config.seed)
         flags = {"fc_norm": config.fc_norm, "norm_output": config.norm_output}
-        head, vocabulary = head_from(origin, target, feature_layers=config.feature_layers, **flags), origin.vocabulary
+        head, vocabulary = head_from(origin, feature_layers=config.feature_layers, **flags), origin.vocabulary
         head = head.to(target.device)
     else:
         size = config.draft_vocab or target.vocab_size
@@ -53,7 +55,7 @@ def first_head(
         ).to(target.device)
         initialise_from_target(head, target, vocabulary, chats)
     head.lm_head.requires_grad_(not config.freeze_lm_head)
-    return head, vocabulary
+    return head, vocabulary, warnings
 
 
 @torch.no_grad()
@@ -85,21 +87,16 @@ def initialise_from_target(
 
 
 def head_from(
-    origin: DraftModel, target: TargetModel, *, feature_layers: tuple[int, ...] = (), fc_norm: bool, norm_output: bool
+    origin: DraftModel, *, feature_layers: tuple[int, ...] = (), fc_norm: bool, norm_output: bool
 ) -> Eagle3Head:
-    """A copy of another run's head to go on with, of whatever kind it is.
+    """A copy of another run's head, bound to the target, to go on with, of whatever kind it is.
 
-    Embeddings that repeat the target's are left out: they are the target's, and not learned. Others are the head's own
-    parameters and go on learning, unless its record says that they never did.
-    Raises `TercelError` if it does not fit the target, or is not what the run's own settings ask for.
+    Embeddings of its own (those that repeat the target's are not) go on learning, unless its record says that they
+    never did.
+    Raises `TercelError` if it is not what the run's own settings ask for.
     """
-    config = origin.eagle3.config.placed(target.num_layers)
-    if config.own_embeddings:
-        of_target = target.embed(torch.arange(target.vocab_size, device=target.device))
-        origin = share_embeddings(origin, of_target.to(origin.eagle3.device))
-        config = origin.eagle3.config.placed(target.num_layers)
-    wanted: dict[str, object] = {"target_hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
-    wanted |= {"feature_layers": feature_layers} if feature_layers else {}
+    config = origin.eagle3.config
+    wanted: dict[str, object] = {"feature_layers": feature_layers} if feature_layers else {}
     wanted |= {"fc_norm": True} if fc_norm else {}
     wanted |= {"norm_output": True} if norm_output else {}
     found = config.to_dict()

@@ -32,6 +32,7 @@ class Watcher(Protocol):
     """Who wants to know how training goes (a progress bar, a tracker)."""
 
     def started(self, step: int, steps: int, record: TrainingRecord) -> None: ...
+    def warned(self, sentence: str) -> None: ...
     def stepped(self, step: int, metrics: dict[str, float]) -> None: ...
     def evaluated(self, step: int, held_out: HeldOut) -> None: ...
 
@@ -100,7 +101,7 @@ class _Run:
         chats = usable(chats, min(config.max_length, target.context_length), target.vocab_size)
         self.data: Split = split(chats, config.eval_share)
         counts = supervised_counts(self.data.train, target.vocab_size)
-        head, self.vocabulary = first_head(config, target, self.data.train, counts)
+        head, self.vocabulary, self.warnings = first_head(config, target, self.data.train, counts)
         self.plan = plan_steps([len(chat) for chat in self.data.train], config)
         self.learner = Learner(
             head, self.vocabulary, target, self.data.train, config, self.plan, feature_cache=feature_cache
@@ -136,6 +137,8 @@ class _Run:
         total = len(self.plan)
         if self.watcher:
             self.watcher.started(self.step, total, self.record)
+            for sentence in self.warnings:
+                self.watcher.warned(sentence)
         last = min(total, stop_after or total)
         began = time.monotonic() - self.seconds
         try:

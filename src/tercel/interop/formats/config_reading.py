@@ -56,7 +56,7 @@ def read_config(s: ForeignFolder, notes: Notes, num_layers: int | None, layer_id
             own_output="lm_head.weight" in s.tensors,
             **vars(flags),
         )
-        return config if num_layers is None else config.placed(num_layers)
+        return config if num_layers is None or not config.fits_depth(num_layers) else config.placed(num_layers)
     except TercelError as error:
         prefix = "" if str(s.where) in str(error) else f"{s.where}: "
         raise TercelError(f"{prefix}{error}") from error

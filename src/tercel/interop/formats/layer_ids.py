@@ -90,19 +90,9 @@ def settle(listed: Listed, num_layers: int | None, override: Meaning | None, not
     """The ids as inputs, in the list's order; how they were taken goes to `notes`, with a doubt where it may be wrong.
 
     num_layers: the target's depth, if known. override: what the user says they mean.
-    Raises `TercelError` if the ids do not fit a target of that depth.
     """
     meaning, source = (override, "as asked for") if override else _meaning(listed, num_layers, notes)
     layers = as_inputs(listed.ids, meaning)
-    if num_layers is not None and max(layers) >= num_layers:
-        other: Meaning = "input" if meaning == "output" else "output"
-        fits = max(as_inputs(listed.ids, other)) < num_layers
-        what_else = f", or say --layer-ids {other}" if fits else ""
-        raise TercelError(
-            f"{listed.place} lists {_names(listed.ids)}, taken as {meaning}s ({source}), which a target of "
-            f"{num_layers} layers does not offer: the last input is that of layer {num_layers - 1}; give the target "
-            f"of this head{what_else}"
-        )
     value = f"inputs {_names(layers)}" if meaning == "input" else f"outputs, so inputs {_names(layers)}"
     notes.holds("layer ids", value, f"{listed.place}, {source}")
     return layers

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tercel.draft import DraftModel, HeadConfig, HeadInfo, load_head
+from tercel.draft.binding import placed
 from tercel.draft.history import FROZEN, TRAINED, TrainingRecord
 from tercel.draft.load import build_head, check_tensors, read_vocabulary
 from tercel.errors import TercelError
@@ -35,7 +36,8 @@ def read_head(
 ) -> DraftModel:
     """Read a folder with a head of this package, SafeAILab, SGLang, SpecForge, speculators, ModelOpt or AngelSlim.
 
-    num_layers: the target's depth, if known; a config that leaves the feature layers to it comes back `placed`.
+    num_layers: the target's depth, if known; a config that leaves the feature layers to it comes back `placed`, unless
+    it cannot be, which is for `draft.misfits` to say.
     layer_ids: what ids listed by a foreign folder mean, where that is doubted. How a foreign folder was read is in
     `conventions`, what may be wrong with it in `warnings`; the target's identity is not recorded there, so that
     `info.target` is None.
@@ -85,8 +87,8 @@ def _own(path: Path, dtype: torch.dtype, device: str, num_layers: int | None, la
     if layer_ids != "auto":
         raise TercelError(f"{path} is a head of tercel, whose tercel.json says what ids mean; leave --layer-ids out")
     model = load_head(path, dtype=dtype, device=device)
-    if num_layers is not None and model.head.config.target_num_layers is None:
-        model.head.config = model.head.config.placed(num_layers)
+    if num_layers is not None and model.head.config.fits_depth(num_layers):
+        return placed(model, num_layers)
     return model
 
 
