@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tercel.reading import read_shards
+from tercel.target_model.snapshot import cached_folder
 from tercel.target_model.sources import Source
 
 SAMPLES = 64  # of every tensor
@@ -91,12 +90,7 @@ def stored_samples(source: Source) -> Samples | None:
 
 def stored_folder(source: Source) -> Path | None:
     """The folder of the source's files on this machine; None for one of the Hub that was not fetched, or elsewhere."""
-    if source.kind != "hub":
-        return Path(source.path)
-    try:
-        return Path(snapshot_download(source.path, revision=source.revision, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None
+    return cached_folder(source.path, source.revision) if source.kind == "hub" else Path(source.path)
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:

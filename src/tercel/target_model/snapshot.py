@@ -28,6 +28,14 @@ def fetch_files(repository: str, revision: str | None, names: Iterable[str]) -> 
     return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
 
 
+def cached_folder(repository: str, revision: str | None) -> Path | None:
+    """The folder of what was fetched of a repository before, be it all or not; None if nothing was."""
+    try:
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
 def fetch_weights(repository: str, revision: str | None, config: PretrainedConfig) -> Path:
     """As `fetch_files`, with all safetensors that loading will read.
 

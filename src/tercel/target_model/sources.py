@@ -100,7 +100,7 @@ def load_config(
     progress: OnBytes | None = None,
 ) -> PretrainedConfig:
     """The configuration of `name`; raises `TercelError` if it does not belong to a causal language model."""
-    return _config_of(resolve(name, progress, accept_licence), trust_remote_code)
+    return config_of(resolve(name, progress, accept_licence), trust_remote_code)
 
 
 def load_causal_lm(
@@ -119,7 +119,7 @@ def load_causal_lm(
     """
     where = check_device(device)
     source = resolve(name, progress, accept_licence)
-    config = _config_of(source, trust_remote_code)
+    config = config_of(source, trust_remote_code)
     with reading(source, "weights"):
         folder = Path(source.path)
         if source.kind == "hub":
@@ -235,7 +235,8 @@ def _fetched(source: Source, names: Sequence[str]) -> Source:
     return replace(source, revision=folder.name)
 
 
-def _config_of(source: Source, trust_remote_code: bool) -> PretrainedConfig:
+def config_of(source: Source, trust_remote_code: bool = False) -> PretrainedConfig:
+    """As `load_config`, of a source that is known."""
     with reading(source, "configuration"):
         if source.kind == "hub":
             source = _fetched(source, CONFIGS)

@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from tercel.errors import TercelError
+from tercel.target_model.checkpoint import check_texts
 from tercel.target_model.identity import SCHEME, fingerprint, stored_folder, stored_samples, tokenizer_digest
-from tercel.target_model.sources import Source, load_config, load_tokenizer, resolve
+from tercel.target_model.sources import Source, config_of, load_tokenizer, resolve
 from tercel.wheels import OnBytes
 
 _EMBEDDINGS = (
@@ -45,12 +46,13 @@ class StoredTarget:
         """
         source = resolve(name, on_bytes)
         if source.kind != "hub":
-            return cls(source, load_config(name, progress=on_bytes))
+            return cls(source, config_of(source))
         folder = stored_folder(source)
-        if folder is None and not ask_hub:
-            return cls(source, None)
         try:
-            return cls(source, load_config(name if folder is None else str(folder)))
+            if folder is not None and (folder / "config.json").is_file():
+                check_texts(folder)
+                return cls(source, config_of(Source(name, str(folder), "folder", None)))
+            return cls(source, config_of(source) if ask_hub else None)
         except TercelError as error:
             return cls(source, None, error)
 
@@ -100,8 +102,13 @@ class StoredTarget:
     def is_recorded_as(self, weights: str) -> bool | None:
         """Whether a head's record names this target. None where that takes the loaded model: for records of the first
         scheme, and for weights that are not in one folder."""
-        samples = stored_samples(self.source) if self.config is not None and weights.startswith(SCHEME) else None
-        return None if samples is None or self.config is None else weights == fingerprint(self.config, samples)
+        if self.config is None or not weights.startswith(SCHEME):
+            return None
+        try:
+            samples = stored_samples(self.source)
+        except TercelError:  # of one on the Hub not all was fetched
+            return None
+        return None if samples is None else weights == fingerprint(self.config, samples)
 
     def embeddings(self) -> Tensor | None:
         """`[V, K]`; None if they are not in a folder, or the model scales them."""
