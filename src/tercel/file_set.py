@@ -17,7 +17,7 @@ from pathlib import Path
 from tercel.errors import TercelError
 from tercel.files import UNWRITTEN, refuse_unwritable, sha256_file, sync, take_over, unwritten, write_json
 from tercel.locks import OURS
-from tercel.reading import read_json
+from tercel.reading import check_utf8, read_json
 
 MANIFEST = f"{OURS}files.json"
 STAGING = f"{OURS}new"
@@ -60,6 +60,8 @@ def file_set(folder: Path, kind: str | None = None, shared: Sequence[str] = ()) 
     kind, or it cannot be written; then everything is as it was.
     """
     real = Path(os.path.realpath(folder))
+    if kind is not None:  # weights are among them
+        check_utf8(real)
     if real.is_file():
         raise TercelError(f"{folder} is a file; choose another folder")
     made = not os.path.exists(real)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 
 from tercel.errors import TercelError
 from tercel.locks import beside, one_at_a_time
+from tercel.reading import as_text, check_utf8
 
 STDOUT = Path("-")
 WAIT = 60.0  # seconds for another process that writes the very same file
@@ -34,6 +36,7 @@ def cache_dir() -> Path:
     if base.startswith("~"):  # as in a container whose user has neither HOME nor an entry in passwd
         raise TercelError("this user has no home folder; set XDG_CACHE_HOME to a folder that can be written")
     folder = Path(base) / "tercel"
+    check_utf8(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -228,7 +231,12 @@ def require_room(folder: Path, size: int) -> None:
 
 def write_text(path: Path, text: str, *, held: bool = False) -> None:
     with atomic_file(path, held=held) as partial:
-        partial.write_text(text, encoding="utf-8")
+        put_text(partial, text)
+
+
+def put_text(file: Path, text: str) -> None:
+    """Write a file of a set, or one that takes its place later, as UTF-8 (`as_text`)."""
+    file.write_text(as_text(text), encoding="utf-8")
 
 
 def write_json(path: Path, value: Any, *, held: bool = False) -> None:
@@ -237,7 +245,20 @@ def write_json(path: Path, value: Any, *, held: bool = False) -> None:
 
 def as_json(value: Any) -> str:
     """The text of a JSON file, for people to read too."""
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return _HALF.sub(_written, json.dumps(value, indent=2, ensure_ascii=False)) + "\n"
+
+
+def as_json_line(value: Any) -> str:
+    """A line of a JSONL file."""
+    return _HALF.sub(_written, json.dumps(value, ensure_ascii=False)) + "\n"
+
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def _written(half: re.Match[str]) -> str:
+    """As `as_text` has it, in a JSON string."""
+    return as_text(half[0]).replace("\\", "\\\\")
 
 
 def sha256_file(path: Path) -> str:

@@ -75,6 +75,18 @@ def no_text(text: str) -> str | None:
     return None
 
 
+def as_text(text: str) -> str:
+    """`text` as it can be written: bytes of a path outside UTF-8, which Python keeps as halves of characters, become
+    `\\udce9`."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def check_utf8(path: Path) -> None:
+    """Raises `TercelError` for a path with a byte outside UTF-8: safetensors opens no such file."""
+    if no_text(str(path)):
+        raise TercelError(f"the path {path} has a byte outside UTF-8, and weights cannot be kept there; rename it")
+
+
 def short(value: Any) -> str:
     """A value as it is shown in a sentence: of one that is long, the beginning."""
     text = repr(value)
@@ -121,7 +133,8 @@ def read_json(path: Path, advice: str = "save or fetch the head again") -> dict[
 
 
 def check_readable(folder: Path) -> None:
-    """Raises `TercelError` for a folder whose entries cannot be listed."""
+    """Raises `TercelError` for a folder whose entries cannot be listed, or whose weights cannot be opened."""
+    check_utf8(folder)
     try:
         os.listdir(folder)
     except OSError as error:

@@ -15,7 +15,7 @@ from tercel.chat import dates
 from tercel.chat.answering import row_problem
 from tercel.chat.conversation import Conversation
 from tercel.errors import TercelError
-from tercel.files import require_free, sync, write_json
+from tercel.files import as_json_line, require_free, sync, write_json
 from tercel.growing import json_lines
 from tercel.reading import read_json, short
 
@@ -151,7 +151,7 @@ def appending(part: Path) -> Iterator[IO[str]]:
 def append_line(out: IO[str], row: dict[str, Any]) -> None:
     """Write one line and flush it, so that a kill loses no more than the line being written."""
     try:
-        out.write(json.dumps(row, ensure_ascii=False) + "\n")
+        out.write(as_json_line(row))
         out.flush()
     except OSError as error:
         reason = error.strerror or error

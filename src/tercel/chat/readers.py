@@ -17,7 +17,7 @@ from tercel.chat.conversation import Conversation, Record, TokenizedChat
 from tercel.chat.lines import first_character, text_blocks, text_lines
 from tercel.chat.records import parse_record
 from tercel.errors import TercelError
-from tercel.reading import UnreadableError, check_json, parse_json
+from tercel.reading import UnreadableError, as_text, check_json, parse_json
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.\[\]%-]+)?")
@@ -72,7 +72,7 @@ def _all_records(source: str | Path, notes: list[str]) -> Iterator[Record]:
 
 
 def _read_file(path: Path, notes: list[str]) -> Iterator[Record]:
-    stem = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
+    stem = as_text(path.name).removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
     if first_character(path) == "[":
         yield from _parse_rows(_json_list(path, notes), str(path), "entry", stem)
     else:

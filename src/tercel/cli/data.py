@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +16,7 @@ from tercel.cli.options import JsonFile, TemplateArgs
 from tercel.cli.paths import user_name, user_path
 from tercel.cli.plain import visible
 from tercel.errors import TercelError
-from tercel.files import atomic_file, require_free, write_json
+from tercel.files import as_json_line, atomic_file, require_free, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,7 +98,7 @@ def clean(
         raise TercelError(f"every one of the {report.read} conversations of {file} overlaps; nothing to write")
     with atomic_file(out) as partial, partial.open("w", encoding="utf-8") as stream:
         for conversation in report.kept:
-            stream.write(json.dumps(conversation.to_json(), ensure_ascii=False) + "\n")
+            stream.write(as_json_line(conversation.to_json()))
     console = result_console(out)
     for line in [*notes, *overlap_lines(report, samples)]:
         console.print_line(line)

@@ -20,7 +20,7 @@ from tercel.draft.history import MeasuredRecord, TrainingRecord
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.errors import TercelError
 from tercel.file_set import CARD, CONFIG, RECORD, WEIGHTS, file_set, may_replace_card
-from tercel.files import as_json
+from tercel.files import as_json, put_text
 
 FORMAT = 1
 Kind = TypeVar("Kind", bound=DraftHead)
@@ -102,10 +102,10 @@ def save_head(
     tensors["t2d"] = model.vocabulary.t2d
     with file_set(out, "head") as staging:
         save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
-        (staging / CONFIG).write_text(as_json(config), encoding="utf-8")
-        (staging / RECORD).write_text(as_json(description(model)), encoding="utf-8")
+        put_text(staging / CONFIG, as_json(config))
+        put_text(staging / RECORD, as_json(description(model)))
         if card is not None and may_replace_card(out):
-            (staging / CARD).write_text(card, encoding="utf-8")
+            put_text(staging / CARD, card)
 
 
 def description(model: DraftModel) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tercel.draft.history import TRAINED
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.file_set import CARD, file_set, interrupted, may_replace_card, read_manifest, refuse_foreign, settle
+from tercel.files import put_text
 from tercel.interop.engines import ExportJob, find
 from tercel.interop.engines.limits import check_expressible
 from tercel.interop.engines.weights import smallest_exact
@@ -97,7 +98,7 @@ def export_head(
         written_for.write(job, partial)
         checks = prove(model, engine, partial, target.model_type)
         card = readme(job, written_for, engine_target, command, checks, warnings)
-        (partial / CARD).write_text(card, encoding="utf-8")
+        put_text(partial / CARD, card)
         files = tuple((file.name, file.stat().st_size) for file in sorted(partial.iterdir()))
     return ExportReport(
         engine=engine,

@@ -12,7 +12,7 @@ from tercel.draft import DraftModel, MeasuredRecord, TrainingRecord
 from tercel.draft.history import DecodingRecord, TaskRecord
 from tercel.errors import TercelError
 from tercel.file_set import CARD, RECORD, file_set, may_replace_card, refuse_foreign, settle
-from tercel.files import as_json
+from tercel.files import as_json, put_text
 from tercel.interop.card import head_card, with_results
 from tercel.locks import folder_lock
 from tercel.measure.summary import BenchReport
@@ -86,8 +86,8 @@ def record(model: DraftModel, entry: DecodingRecord) -> None:
         others = (run for run in old.decoding if not run.measures_as(entry))
         new = replace(old, decoding=(*others, entry))
         with file_set(folder, shared=() if may_replace_card(folder) else (CARD,)) as staging:
-            (staging / RECORD).write_text(as_json({**stored, "measured": new.to_json()}), encoding="utf-8")
-            (staging / CARD).write_text(_card(folder / CARD, model, old, new), encoding="utf-8")
+            put_text(staging / RECORD, as_json({**stored, "measured": new.to_json()}))
+            put_text(staging / CARD, _card(folder / CARD, model, old, new))
 
 
 def _card(file: Path, model: DraftModel, old: MeasuredRecord, new: MeasuredRecord) -> str:

@@ -21,6 +21,7 @@ from tercel.draft.head import DraftHead
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.files import atomic_file
 from tercel.locks import FOLDER_LOCK, PATIENCE, one_at_a_time
+from tercel.reading import check_utf8
 from tercel.target_model.protocol import TargetModel
 from tercel.train.losses import Teacher
 from tercel.train.ttt import Batch
@@ -54,6 +55,8 @@ class FeatureSupply:
         self.to_draft = vocabulary.to_draft().to(target.device)
         layers = head.config.feature_layers
         key = f"{target.fingerprint}-{'_'.join(map(str, layers))}-{str(target.dtype).removeprefix('torch.')}"
+        if cache is not None:
+            check_utf8(cache)
         self._folder = cache / key if cache is not None else None
         self.made_again = 0
         if self._folder is not None and (self._folder / FOLDER_LOCK).exists():

@@ -12,7 +12,7 @@ from tercel.errors import TercelError
 from tercel.file_set import HEAD_FILES, RECORD, read_manifest, refuse_foreign, remove_set, settle
 from tercel.files import write_json
 from tercel.locks import OURS, folder_lock
-from tercel.reading import read_json
+from tercel.reading import check_utf8, read_json
 
 STATE = "state.pt"
 
@@ -79,7 +79,8 @@ class RunFolder:
         return str(key)
 
     def _check(self) -> None:
-        """Raises `TercelError` unless the folder is missing, empty, or a run's."""
+        """Raises `TercelError` unless the folder is missing, empty, or a run's, where weights can be kept."""
+        check_utf8(Path(os.path.realpath(self.out)))
         try:
             found = sorted(name for name in os.listdir(self.out) if not name.startswith(OURS))
         except FileNotFoundError:

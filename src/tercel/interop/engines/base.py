@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tercel.file_set import CONFIG
-from tercel.files import as_json
+from tercel.files import as_json, put_text
 
 if TYPE_CHECKING:
     import torch
@@ -148,11 +148,11 @@ class FolderEngine(ServingEngine):
         c = job.model.head.config
         write_weights(job.model, self, folder, job.dtype)
         config = self.config(public_config(c, job.dtype), c, job)
-        (folder / CONFIG).write_text(as_json(config), encoding="utf-8")
+        put_text(folder / CONFIG, as_json(config))
         if self.keeps_names:
             write_own_file(job.model, folder)
         for name, text in self.more_files(c, job).items():
-            (folder / name).write_text(text, encoding="utf-8")
+            put_text(folder / name, text)
 
     @abstractmethod
     def config(self, public: dict[str, Any], c: HeadConfig, job: ExportJob) -> dict[str, Any]:

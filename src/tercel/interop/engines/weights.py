@@ -11,7 +11,7 @@ from torch import Tensor
 from tercel.draft import DraftModel
 from tercel.draft.checkpoint import description
 from tercel.file_set import RECORD, WEIGHTS
-from tercel.files import as_json
+from tercel.files import as_json, put_text
 from tercel.interop.engines.base import FolderEngine
 
 
@@ -34,4 +34,4 @@ def write_weights(model: DraftModel, engine: FolderEngine, folder: Path, dtype: 
 
 def write_own_file(model: DraftModel, folder: Path) -> None:
     """`tercel.json`, which no engine reads: with it the folder is read back exactly, history included."""
-    (folder / RECORD).write_text(as_json(description(model)), encoding="utf-8")
+    put_text(folder / RECORD, as_json(description(model)))
