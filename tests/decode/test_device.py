@@ -153,7 +153,7 @@ def test_other_steps_take_one_row_a_visited_node(kind: str) -> None:
 
 def test_the_clock_waits_for_the_targets_own_device(synchronised: list[torch.device]) -> None:
     second = torch.device("cuda:1")
-    with PhaseClock(second).phase("draft"):
+    with PhaseClock(second).phase("head"):
         pass
     assert set(synchronised) == {second}
     synchronised.clear()

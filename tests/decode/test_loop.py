@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tercel.decode.clock import PHASES
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.rules import TokenRules
@@ -151,7 +152,7 @@ def test_events_tell_drafted_tokens_and_text():
         assert all(event.result is None for event in mine[:-1])
         assert "".join(event.emission.text for event in mine) == result.text
         assert sum(event.drafted for event in mine) == sum(result.accepted)
-        assert set(result.split) == {"draft", "target", "verify", "cache", "host"}
+        assert set(result.split) == set(PHASES)
 
 
 def test_refuses_what_cannot_be_decoded():

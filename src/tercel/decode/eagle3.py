@@ -61,7 +61,8 @@ class Eagle3(HeadProposer):
         )
         for depth in range(1, levels):
             f = frontier
-            output_BKH = self.state.draft_level(f.tokens, f.hidden, f.ancestors, depth)
+            with self.clock.phase("head"):
+                output_BKH = self.state.draft_level(f.tokens, f.hidden, f.ancestors, depth)
             steps_BKK, drafts_BKK = self._log_q(output_BKH).topk(width)
             tokens_BKK, scores_BKK = self.ids[drafts_BKK], f.scores[..., None] + steps_BKK
             first = proposed.add(tokens_BKK, scores_BKK, f.at)
@@ -80,7 +81,8 @@ class Eagle3(HeadProposer):
 
     def _log_q(self, output: Tensor) -> Tensor:
         """`[.., H]` to the draft's log-probabilities `[.., W]`."""
-        return torch.log_softmax(self.head.logits(output).float(), -1)
+        with self.clock.phase("head"):
+            return self.state.log_q(output)
 
 
 @dataclass(frozen=True)

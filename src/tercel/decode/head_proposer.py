@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tercel.decode.clock import PhaseClock
 from tercel.decode.head_state import HeadState
 from tercel.decode.proposer import Proposer, Row
 from tercel.decode.types import Committed
@@ -31,6 +32,10 @@ class HeadProposer(Proposer):
         self.limited = False  # whether drafting ever stopped for want of positions
         self.ids = draft.vocabulary.ids.to(target.device)
         self.state = HeadState(self.head, target, 0)
+        self.clock = PhaseClock(target.device)  # until a loop brings its own
+
+    def timed_by(self, clock: PhaseClock) -> None:
+        self.clock = clock
 
     def reset(self, capacity: int) -> None:
         # the slots of a drafted level come after the committed entries until it is thrown away
@@ -48,7 +53,8 @@ class HeadProposer(Proposer):
 
     @torch.no_grad()
     def commit(self, committed: Sequence[Committed]) -> None:
-        self.state.output = self.state.extend([c.layers for c in committed], [c.tokens for c in committed])
+        with self.clock.phase("head"):
+            self.state.output = self.state.extend([c.layers for c in committed], [c.tokens for c in committed])
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self.state.cache.select_rows(rows)

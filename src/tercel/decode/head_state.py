@@ -4,7 +4,7 @@ The cache holds one entry for every committed token but the first: slot `t` is r
 at head position `t`. Entries of committed tokens always come from the target's true features; those of drafted nodes
 lie after them while a tree grows and are overwritten afterwards.
 
-Shape legend: B rows, K top-k, H head's hidden size, S slots, q/kv heads, D head size.
+Shape legend: B rows, K top-k, H head's hidden size, W draft vocabulary, S slots, q/kv heads, D head size.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ class HeadState:
         keys, values = self.cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
         seen = visible_slots(self.cache.lengths, ancestors)
         return self.head.finish(now.residual, _attend(now.query, keys, values, seen))
+
+    def log_q(self, output: Tensor) -> Tensor:
+        """Outputs `[.., H]` to the draft's log-probabilities `[.., W]`."""
+        return torch.log_softmax(self.head.logits(output).float(), -1)
 
     def _known(self, positions: Tensor) -> Tensor:
         """Entries past the head's last position keep that one: nothing is drafted from them."""

@@ -44,11 +44,16 @@ class DecodingLoop:
     """Decodes submitted requests, up to `slots` at a time, with one proposer.
 
     prefill_chunk: most prompt tokens of a step, so that a long prompt does not hold up the answers beside it; None runs
-    prompts to their end before the step goes on.
+    prompts to their end before the step goes on. clock: where the steps' time is booked, if not on one of its own.
     """
 
     def __init__(
-        self, target: TargetModel, proposer: Proposer, slots: int = 1, prefill_chunk: int | None = None
+        self,
+        target: TargetModel,
+        proposer: Proposer,
+        slots: int = 1,
+        prefill_chunk: int | None = None,
+        clock: PhaseClock | None = None,
     ) -> None:
         if not 1 <= slots <= limits.SLOTS:
             raise TercelError(f"a decoding loop has 1 to {limits.SLOTS:,} slots, not {slots}")
@@ -66,7 +71,8 @@ class DecodingLoop:
         self._prefill_chunk = prefill_chunk
         self._submitted = 0
         self._aborted: set[int] = set()  # requests that leave at the next step
-        self._clock = PhaseClock(target.device)
+        self._clock = PhaseClock(target.device) if clock is None else clock
+        proposer.timed_by(self._clock)
 
     @property
     def pending(self) -> int:
@@ -143,7 +149,7 @@ class DecodingLoop:
         started = clock.now()
         with clock.phase("target"):
             self.target.renew(self._cache, [row.tokens for row in self._rows])
-        with clock.phase("draft"):
+        with clock.phase("tree"):
             depths = [self.target.block_depth(length) for length in self._cache.lengths[: len(self._rows)]]
             proposals = [p.up_to(depth) for p, depth in zip(self.proposer.propose(self._rows), depths, strict=True)]
         with clock.phase("target"):
@@ -162,7 +168,7 @@ class DecodingLoop:
             if len(survivors) < len(events):
                 self._cache.select_rows([*survivors, *range(len(events), len(self._cache.lengths))])
                 self.proposer.select_rows(survivors)
-        with clock.phase("draft"):
+        with clock.phase("tree"):
             if survivors:
                 self.proposer.commit(self._committed(events, output, paths, survivors))
         seconds = clock.now() - started

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from tercel.decode.clock import PhaseClock
 from tercel.decode.sampling import RandomStream, SamplingParams
 from tercel.decode.types import Committed, Proposal
 from tercel.target_model.output import TargetOutput
@@ -34,6 +35,10 @@ class Proposer(Protocol):
     feature_layers: tuple[int, ...] = ()
     max_nodes: int
     needs_tree: bool = False
+
+    def timed_by(self, clock: PhaseClock) -> None:
+        """A loop begins to use it, with this clock: whoever drafts with a model books its forwards as `head`."""
+        return
 
     def reset(self, capacity: int) -> None:
         """Forget all rows; sequences will have up to `capacity` tokens."""
@@ -68,6 +73,9 @@ class PassingOn(Proposer):
         self.inner = inner
         self.name, self.feature_layers = inner.name, inner.feature_layers
         self.max_nodes, self.needs_tree = inner.max_nodes, inner.needs_tree
+
+    def timed_by(self, clock: PhaseClock) -> None:
+        self.inner.timed_by(clock)
 
     def reset(self, capacity: int) -> None:
         self.inner.reset(capacity)

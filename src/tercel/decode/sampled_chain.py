@@ -46,7 +46,8 @@ class SampledChain(HeadProposer):
         output_BH = self.state.output
         chain_B1D = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=self.target.device)
         for depth in range(1, max(depths) + 1):
-            logits_BW = self.head.logits(output_BH).cpu().double()  # on the host: drawing is done there
+            with self.clock.phase("head"):
+                logits_BW = self.head.logits(output_BH).cpu().double()  # on the host: drawing is done there
             for i, row in enumerate(rows):
                 if depth <= depths[i] and not logits_BW[i].isfinite().all():
                     depths[i] = depth - 1  # a head that overflows drafts no more; the target goes on
@@ -59,7 +60,8 @@ class SampledChain(HeadProposer):
                 tokens_B1 = to_device([[tokens[-1] if tokens else 0] for tokens in drawn], self.target.device)
                 chain_B1D = torch.cat([chain_B1D, chain_B1D.new_ones(len(rows), 1, 1)], -1)
                 fed_B1H = self.head.feedback(output_BH)[:, None]
-                output_BH = self.state.draft_level(tokens_B1, fed_B1H, chain_B1D, depth)[:, 0]
+                with self.clock.phase("head"):
+                    output_BH = self.state.draft_level(tokens_B1, fed_B1H, chain_B1D, depth)[:, 0]
         return [
             Proposal(
                 DraftTree.chain(row.tokens[-1], tokens),

@@ -64,7 +64,7 @@ class GenerationResult:
     tokens: generated, an end token included. finish_reason: as in `Emission`. error: what ended it alone, while others
     went on; its text is one sentence for the user if it is a `TercelError`. prefill_seconds: from when its prompt began
     to run until its first token. steps: target forwards after prefill. accepted: accepted draft tokens
-    of each step. nodes: tree nodes verified in all, roots included. split: seconds a phase of the decoding steps.
+    of each step. nodes: tree nodes verified in all, roots included. split: seconds a phase of its steps (`clock.py`).
     """
 
     tokens: tuple[int, ...]
