@@ -39,6 +39,7 @@ from tercel.target_model.structure import (
     check_widths,
     context_length,
 )
+from tercel.target_model.work import TargetWork, stock_work
 
 
 class Target:
@@ -141,6 +142,10 @@ class Target:
         if self.context_length < context_length(self.config) or dynamic_ntk(self.config):
             return ", because beyond that its RoPE rotates all earlier tokens again"
         return ""
+
+    @cached_property
+    def work(self) -> TargetWork:
+        return stock_work(self.stock, self.output_layer)
 
     def block_depth(self, length: int) -> int:
         """How deep a tree may be whose root has position `length`: no node may lie past the last position, nor in a

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.sources import Source
+from tercel.target_model.work import TargetWork
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
@@ -78,6 +79,11 @@ class TargetModel(Protocol):
     @property
     def why_no_longer(self) -> str:
         """What to add where that limit is named, if it is not what the positions allow."""
+        ...
+
+    @property
+    def work(self) -> TargetWork:
+        """What its forwards have to read and to multiply at least, its weights as they are held here."""
         ...
 
     @property
