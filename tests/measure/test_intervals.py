@@ -13,6 +13,7 @@ from tercel.measure.intervals import (
     Interval,
     _student_quantile,
     mean_of_ratios,
+    median,
     proportion,
     ratio_of_totals,
     speedup,
@@ -100,3 +101,15 @@ def test_wrong_input_is_refused() -> None:
     with pytest.raises(TercelError, match="not a proportion"):
         proportion(3, 2)
     assert Interval(1.0, 0.5, 2.0).ci95 == [0.5, 2.0]
+
+
+def test_a_median_lies_between_its_order_statistics() -> None:
+    assert median([3, 1, 2, 6, 5, 4]) == Interval(3.5, 1, 6)  # six: the true median is outside once in 32 times
+    assert median(range(1, 21)) == Interval(10.5, 6, 15)
+    for count in range(6, 60):
+        low = int(median(range(count)).low)
+        assert 2 * binom.cdf(low, count, 0.5) <= 0.05 < 2 * binom.cdf(low + 1, count, 0.5)
+    assert median([7.0, 9.0]).ci95 is None
+    for wrong in ([], [1.0, math.nan]):
+        with pytest.raises(TercelError, match="finite numbers"):
+            median(wrong)

@@ -23,6 +23,7 @@ from tercel.cli import (
     export,
     generate,
     inspect,
+    profile,
     push,
     regenerate,
     serve_command,
@@ -84,6 +85,7 @@ app.command("generate")(generate.command)
 app.command("chat")(chat.command)
 app.command("verify")(verify.command)
 app.command("bench")(bench.command)
+app.command("profile")(profile.command)
 app.command("inspect")(inspect.command)
 app.command("export")(export.command)
 app.command("doctor")(doctor.command)

@@ -77,10 +77,15 @@ def option_of(field: Field[Any], hint: Any) -> tuple[Any, Any]:
 
 def parse_layers(text: str) -> tuple[int, ...]:
     """`"2,15,27"` to `(2, 15, 27)`. Raises `TercelError` for anything else."""
+    return parse_numbers(text, "feature-layers", "layer numbers, such as 2,15,27")
+
+
+def parse_numbers(text: str, name: str, what: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them. Raises `TercelError` for anything else."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError as error:
-        raise TercelError(f"feature-layers {text!r} is not a list of layer numbers, such as 2,15,27") from error
+        raise TercelError(f"{name} {text!r} is not a list of {what}") from error
 
 
 def _read(file: Path) -> dict[Any, Any]:

@@ -36,7 +36,7 @@ class TreeShape:
     @classmethod
     def for_device(cls, device: torch.device) -> TreeShape:
         """The paper's tree (for an 8 B model) where 60 nodes cost about what one does; on a CPU every node costs,
-        and there a small one was the fastest of those tried (`bench/step_cost.py`, docs/log.md)."""
+        and there a small one was the fastest of those tried (docs/log.md)."""
         return cls(6, 3, 10) if device.type == "cpu" else cls(10, 8, 60)
 
     @classmethod

@@ -6,6 +6,7 @@ Shape legend: Q questions, R bootstrap resamples.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -89,6 +90,25 @@ def proportion(successes: int, trials: int) -> Interval:
     spread = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
     scale = 1 + z * z / trials
     return Interval(share, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale))
+
+
+def median(values: Sequence[float]) -> Interval:
+    """The median of repeated measurements `[Q]`, with the interval that order statistics give whatever the
+    distribution; unknown for fewer than six.
+
+    Raises `TercelError` if there is no value, or one that is not finite.
+    """
+    ordered = sorted(values)
+    if not ordered or not all(map(math.isfinite, ordered)):
+        raise TercelError("a median needs finite numbers, and at least one")
+    count, middle = len(ordered), statistics.median(ordered)
+    outside, tail = 0, 0.0  # values beyond each end of the interval, and how likely the median is beyond it
+    while tail + math.comb(count, outside) / 2**count <= 0.025:
+        tail += math.comb(count, outside) / 2**count
+        outside += 1
+    if not outside:
+        return Interval(middle, math.nan, math.nan)
+    return Interval(middle, ordered[outside - 1], ordered[count - outside])
 
 
 def _columns(first: Sequence[float], second: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
