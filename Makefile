@@ -29,7 +29,7 @@ bench: venv
 
 # Thousands of hostile inputs, a quarter of an hour; the table goes to docs/reliability.md. Linux only.
 attack: venv
-	$(BIN)/python -m attack --json out/attack.json --write docs/reliability.md
+	$(BIN)/python -m attack --jobs $$(nproc) --json out/attack.json --write docs/reliability.md
 
 # The engines that heads are exported for, each in an environment of its own.
 vllm-venv: .venv-vllm/.ready

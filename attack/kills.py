@@ -24,10 +24,11 @@ class Killed:
     fault: str = ""
 
 
-def kill_all(folder: Path, most: int | None = None) -> Iterator[Killed]:
-    """Every scenario, each in a child of its own, since making its world starts threads; `most` points of each."""
+def kill_all(folder: Path, most: int | None = None, part: int = 0, parts: int = 1) -> Iterator[Killed]:
+    """Every scenario, each in a child of its own, since making its world starts threads; `most` points of each. Of
+    several parts only the scenarios of `part`."""
     folder.mkdir()
-    for name in _answer_of(folder / "names.json", lambda: sorted(_scenarios())):
+    for name in _answer_of(folder / "names.json", lambda: sorted(_scenarios()))[part::parts]:
         yield Killed(**_answer_of(folder / "killed.json", partial(_kill, name, folder, most)))
 
 

@@ -22,17 +22,14 @@ def report(
     kills: Sequence[Killed],
     kinds: Sequence[Kind],
     seed: int,
-    seconds: float,
-    command: str,
 ) -> dict[str, Any]:
-    """Counts by kind, what was not clean in full, kills, and under which conditions."""
+    """Counts by kind, what was not clean in full, kills, and under which conditions; the caller adds how many seconds
+    it took and the command."""
     rows = {kind.name: [result for result in results if result.kind == kind.name] for kind in kinds}
     return {
         "date": date.today().isoformat(),
         "machine": f"{os.cpu_count()} cores, CPU",
-        "command": command,
         "seed": seed,
-        "seconds": round(seconds),
         "inputs": len(results),
         "clean": sum(result.clean for result in results),
         "kinds": {
@@ -48,6 +45,25 @@ def report(
         "kills": [asdict(kill) for kill in kills],
         "slowest": {r.id: r.cpu for r in sorted(results, key=lambda result: -result.cpu)[:20]},
         "not_clean": [result.to_json() for result in results if not result.clean],
+    }
+
+
+def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The reports of the parts of one campaign as one."""
+    kinds: dict[str, Any] = {}
+    for part in parts:
+        for name, counts in part["kinds"].items():
+            have = kinds.setdefault(name, {"about": counts["about"]})
+            have |= {key: have.get(key, 0) + value for key, value in counts.items() if key != "about"}
+    slowest = sorted((pair for part in parts for pair in part["slowest"].items()), key=lambda pair: -pair[1])
+    return {
+        **parts[0],
+        "inputs": sum(part["inputs"] for part in parts),
+        "clean": sum(part["clean"] for part in parts),
+        "kinds": kinds,
+        "kills": [kill for part in parts for kill in part["kills"]],
+        "slowest": dict(slowest[:20]),
+        "not_clean": [row for part in parts for row in part["not_clean"]],
     }
 
 
