@@ -17,6 +17,7 @@ from tercel.decode.sampling import SamplingParams
 from tercel.decode.vanilla import Vanilla
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
+from tercel.measure import profile as profile_module
 from tercel.measure import stopwatch
 from tercel.measure.intervals import Interval
 from tercel.measure.machine import Ceilings, Rate, Work
@@ -177,6 +178,14 @@ def test_a_floor_is_what_takes_longer() -> None:
     assert CEILINGS.bound(Work(50e6, 100e6)) == "memory"
     assert CEILINGS.floor_ms(Work(50e6, 1e9)) == pytest.approx(10)
     assert CEILINGS.bound(Work(50e6, 1e9)) == "compute"
+    assert CEILINGS.steadiness == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("steady", "told"), [(0.0, False), (1.1, True)])
+def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch, steady: float, told: bool) -> None:
+    monkeypatch.setattr(profile_module, "STEADY", steady)
+    found = run_profile(tiny_target("llama"), {"vanilla": Vanilla()}, PROMPTS[:1], FEW)
+    assert any("nothing beside it" in note for note in found.notes) == told
 
 
 def steps_of(token_ms: float, tau: float, nodes: float, **shares: float) -> Steps:

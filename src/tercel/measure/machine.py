@@ -36,6 +36,11 @@ class Rate:
     best: float
     median: Interval
 
+    @property
+    def steadiness(self) -> float:
+        """Median over best: far below 1 where something else ran at the same time."""
+        return self.median.value / self.best
+
     def to_json(self, name: str) -> dict[str, Any]:
         """In billions."""
         middle, spread = self.median.value / 1e9, self.median.ci95
@@ -52,6 +57,10 @@ class Ceilings:
 
     bandwidth: Rate
     peak: Rate
+
+    @property
+    def steadiness(self) -> float:
+        return min(self.bandwidth.steadiness, self.peak.steadiness)
 
     def floor_ms(self, work: Work) -> float:
         """No forward is faster, reading and multiplying at the same time."""

@@ -31,6 +31,7 @@ from tercel.target_model.protocol import TargetModel
 
 WIDTHS, CONTEXTS, USUAL_CONTEXT = (1, 2, 4, 8, 16, 32, 64), (64, 256, 1024, 4096), 256
 WARM_UP_TOKENS = 8
+STEADY = 0.7  # of the best: what a machine does on the median that has nothing else to do
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -106,6 +107,11 @@ def run_profile(
         )
     ms = {key: median(values) for key, values in taken.items()}
     ceilings = Ceilings(**{name: probe.rate(taken[name, "", 0]) for name, probe in probes.items()})
+    if ceilings.steadiness < STEADY:
+        notes.append(
+            f"the machine was busy: mere reads and products reached {ceilings.steadiness:.0%} of their best on the "
+            "median, so times are too long; run this again with nothing beside it"
+        )
     timed = {
         key: Timed(ms[key], ceilings.floor_ms(case.work), ceilings.bound(case.work)) for key, case in cases.items()
     }
