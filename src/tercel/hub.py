@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
+    HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import validate_repo_id
 
 from tercel.errors import TercelError
 
@@ -33,7 +35,11 @@ class HubName:
     def parse(cls, text: str) -> HubName | None:
         """None if `text` cannot be such a name."""
         match = _HUB_ID.fullmatch(text)
-        if match is None or text.startswith("."):
+        if match is None:
+            return None
+        try:
+            validate_repo_id(match["id"])  # a name that the Hub's client would refuse wherever it meets it
+        except HFValidationError:
             return None
         return cls(match["id"], match["revision"])
 
