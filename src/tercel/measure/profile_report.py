@@ -72,7 +72,7 @@ def _by_context(profile: Profile) -> Table:
 
 
 def _pieces(profile: Profile) -> Table:
-    table = Table(title=f"the pieces of a step behind {profile.context:,} tokens, ms")
+    table = Table(title=f"the pieces of a step after {profile.context:,} tokens, ms")
     for place, heading in enumerate(("piece", "", *_EACH)):
         table.add_column(heading, justify="left" if place < 1 else "right")
     parts: dict[str, Mapping[Any, Timed]] = {"target forward": profile.usual, "output layer": profile.output}
