@@ -44,7 +44,7 @@ def fit_findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
 def layer_findings(model: DraftModel, target: TargetModel, files: HeadFiles) -> Iterator[Finding]:
     """Feature layers: whether they look like ids of another convention."""
     check, depth = "feature layers", target.num_layers
-    layers = model.head.config.feature_layers or engine_default_layers(depth)
+    layers = model.head.config.captured(depth)
     default = engine_default_layers(depth)
     if model.head.config.beyond(depth):
         return  # said already

@@ -110,10 +110,13 @@ class HeadConfig:
             )
         self._check_feature_layers()
 
+    def captured(self, num_layers: int) -> tuple[int, ...]:
+        """The feature layers beside a target of `num_layers` layers, whether or not it has them."""
+        return self.feature_layers or engine_default_layers(num_layers)
+
     def beyond(self, num_layers: int) -> tuple[int, ...]:
         """The feature layers that a target of `num_layers` layers does not have."""
-        layers = self.feature_layers or engine_default_layers(num_layers)
-        return tuple(layer for layer in layers if not 0 <= layer < num_layers)
+        return tuple(layer for layer in self.captured(num_layers) if not 0 <= layer < num_layers)
 
     def fits_depth(self, num_layers: int) -> bool:
         """Whether it can be `placed` beside a target of `num_layers` layers."""
@@ -137,7 +140,7 @@ class HeadConfig:
         """How many layers are captured."""
         return len(self.feature_layers) or 3
 
-    def placed(self, num_layers: int) -> HeadConfig:
+    def placed(self, num_layers: int) -> Self:
         """This head beside a target of `num_layers` layers: with its feature layers, where the files left them to
         the engines' default.
 
@@ -145,8 +148,7 @@ class HeadConfig:
         """
         if self.target_num_layers not in (None, num_layers):
             raise TercelError(f"the head is for a target of {self.target_num_layers} layers, not of {num_layers}")
-        layers = self.feature_layers or engine_default_layers(num_layers)
-        return replace(self, target_num_layers=num_layers, feature_layers=layers)
+        return replace(self, target_num_layers=num_layers, feature_layers=self.captured(num_layers))
 
     @classmethod
     def for_target(

@@ -7,7 +7,7 @@ target's own output layer makes tokens of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -32,6 +32,9 @@ class Eagle1Config(HeadConfig):
     fc_bias: bool = True
     own_output: bool = False
 
+    def captured(self, num_layers: int) -> tuple[int, ...]:
+        return (num_layers,)
+
     def beyond(self, num_layers: int) -> tuple[int, ...]:
         return ()  # every target has a last hidden state
 
@@ -43,11 +46,6 @@ class Eagle1Config(HeadConfig):
     @property
     def num_features(self) -> int:
         return 1
-
-    def placed(self, num_layers: int) -> Eagle1Config:
-        if self.target_num_layers not in (None, num_layers):
-            raise TercelError(f"the head is for a target of {self.target_num_layers} layers, not of {num_layers}")
-        return replace(self, target_num_layers=num_layers, feature_layers=(num_layers,))
 
 
 class _Attention(nn.Module):
