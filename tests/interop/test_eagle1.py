@@ -17,6 +17,7 @@ from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import Eagle1Head, save_head
+from tercel.draft.binding import bind
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.interop.formats.read import read_head
@@ -101,6 +102,14 @@ def test_it_reads_the_last_hidden_state_whatever_the_depth(folder: Path) -> None
     assert head.head.config.placed(30).feature_layers == (30,)
     with pytest.raises(TercelError, match="load it together with the target"):
         head.head.logits(torch.zeros(1, 32))
+
+
+def test_the_head_that_was_put_beside_a_target_stays_as_it_was(folder: Path, target: Target) -> None:
+    model = read_head(folder, num_layers=target.num_layers)
+    output = torch.randn(2, 32)
+    assert torch.equal(bind(model, target).head_as(Eagle1Head).logits(output), target.logits(output))
+    with pytest.raises(TercelError, match="load it together with the target"):
+        model.head_as(Eagle1Head).logits(output)
 
 
 def test_it_can_be_run_but_not_written_or_exported(folder: Path, tmp_path: Path) -> None:

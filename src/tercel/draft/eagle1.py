@@ -7,6 +7,7 @@ target's own output layer makes tokens of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -103,9 +104,10 @@ class Eagle1Head(StepHead):
         return HeadWork(drafted=drafted, context=2 * query, fuse=0, kv=2 * key)
 
     def beside(self, target: TargetModel, ids: Tensor) -> Eagle1Head:
-        """Itself: it has the target's output layer from then on, `[.., H]` to `[.., V]`."""
-        self._output_layer = target.logits
-        return self
+        """With the target's output layer, `[.., H]` to `[.., V]`."""
+        head = copy(self)  # the modules are the same
+        head._output_layer = target.logits
+        return head
 
     def fuse(self, features: Tensor) -> Tensor:
         """`[.., H]`, as it is."""
