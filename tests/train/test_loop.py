@@ -220,6 +220,17 @@ def outcome_rows(out: Path) -> list[dict]:
     return [json.loads(line) for line in RunFolder(out).metrics.read_text().splitlines()]
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_head_whose_state_is_gone_is_not_written_over(tmp_path, seed):
+    run(tmp_path / "r", stop_after=1)  # before the first evaluation: the last head is the only one
+    last = RunFolder(tmp_path / "r").last / "model.safetensors"
+    before = last.read_bytes()
+    shutil.rmtree(RunFolder(tmp_path / "r").training)
+    with pytest.raises(TercelError, match=r"is gone, so it cannot resume|with other settings"):
+        run(tmp_path / "r", replace(SMALL, seed=seed))
+    assert last.read_bytes() == before
+
+
 def test_settings_that_fail_do_not_cost_the_old_run(tmp_path):
     run(tmp_path / "r", stop_after=1)
     wrong = TrainConfig(**{**vars(SMALL), "feature_layers": (2, 99)})

@@ -53,7 +53,8 @@ class RunFolder:
         Raises `TercelError` if it is another run's, or one whose state is gone.
         """
         found = self._key()
-        heads, state = read_manifest(self.out) is not None, read_manifest(self.training) is not None
+        heads = any(read_manifest(folder) is not None for folder in (self.out, self.last))
+        state = read_manifest(self.training) is not None
         if not overwrite and found not in (None, key) and (heads or state):  # a run that saved nothing binds nobody
             raise TercelError(other_run(self.out))
         if not overwrite and heads and not state:
@@ -101,7 +102,7 @@ class RunFolder:
         )
 
     def _clear(self) -> None:
-        for folder in (self.out, self.last, self.training):  # the state goes last: it says whose the rest was
+        for folder in (self.out, self.last, self.training):  # the state goes last: a head without one cannot go on
             remove_set(folder)
         for file in (self.metrics, self.curves):
             file.unlink(missing_ok=True)
