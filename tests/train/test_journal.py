@@ -97,10 +97,11 @@ def test_a_whole_row_without_its_line_end_is_kept(tmp_path: Path) -> None:
 
 
 def test_rows_after_the_step_go_and_several_damaged_lines_are_one_note(tmp_path: Path) -> None:
-    journal = written(tmp_path / "metrics.jsonl", b"x\n", step(), b"y\n", b"z\n")
-    journal.cut(2)
-    assert [row["step"] for row in journal.entries()] == [0, 1, 2, 2]
-    assert journal.notes[0].endswith("it is left out; so are 2 lines after it")
+    for more in (1, 2):
+        journal = written(tmp_path / "metrics.jsonl", b"x\n", step(), *[b"y\n"] * more)
+        journal.cut(2)
+        assert [row["step"] for row in journal.entries()] == [0, 1, 2, 2]
+        assert journal.notes[0].endswith(f"it is left out, with {more} more after it")
 
 
 def test_curves_are_drawn_of_the_rows_that_a_run_goes_on_with(tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ def test_a_damaged_journal_is_no_fault_of_the_run(tmp_path, whole):
     with RunFolder(tmp_path / "r").metrics.open("ab") as stream:
         stream.write(b'[1]\n{"step": 1, "eval": 3}\n\xff\xfe\n' + b"[" * 10_000 + b"\n")
     (note,) = run(tmp_path / "r").notes
-    assert "metrics.jsonl, line 5: [1] is not an object; it is left out; so are 3 lines after it" in note
+    assert "metrics.jsonl, line 5: [1] is not an object; it is left out, with 3 more after it" in note
     same(tmp_path / "r", whole)
     assert run(tmp_path / "r").notes == ()
 

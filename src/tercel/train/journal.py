@@ -91,7 +91,7 @@ class Journal:
         kept = [entry for entry in entries if entry["step"] <= step]
         write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in kept), held=True)
         if wrong:
-            others = f"; so are {len(wrong) - 1} lines after it" if wrong[1:] else ""
+            others = f", with {len(wrong) - 1} more after it" if wrong[1:] else ""
             self.notes = (f"{self._where(wrong[0])}; it is left out{others}",)
 
 
