@@ -13,8 +13,7 @@ from tercel.draft.checkpoint import Convention, DraftModel
 from tercel.draft.config import HeadConfig
 from tercel.draft.head import DraftHead
 from tercel.draft.history import MeasuredRecord, TrainingRecord
-
-MAPS = ("d2t", "t2d")
+from tercel.draft.vocabulary import MAPS
 
 
 @dataclass(frozen=True)

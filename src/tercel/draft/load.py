@@ -16,11 +16,10 @@ from tercel.draft.config import HeadConfig
 from tercel.draft.head import DraftHead
 from tercel.draft.history import MeasuredRecord, TrainingRecord
 from tercel.draft.kinds import config_of, head_class, new_head
-from tercel.draft.vocabulary import DraftVocabulary
+from tercel.draft.vocabulary import MAPS, DraftVocabulary
 from tercel.errors import TercelError
 from tercel.reading import read_json
 
-_MAPS = ("d2t", "t2d")
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _MAP_TYPES = (*_FLOATS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -117,7 +116,7 @@ def check_plain(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise TercelError(f"{name} in {path} is a sparse or quantised tensor; give the head with plain weights")
-        is_map = name.rsplit(".", 1)[-1] in _MAPS
+        is_map = name.rsplit(".", 1)[-1] in MAPS
         if tensor.dtype not in (_MAP_TYPES if is_map else _FLOATS):
             raise TercelError(
                 f"{path} holds quantised weights ({name}, {str(tensor.dtype).removeprefix('torch.')}), which tercel "
@@ -157,7 +156,7 @@ def check_tensors(config: HeadConfig, tensors: Mapping[str, Tensor], path: Path)
     missing = sorted(set(wanted) - set(tensors))
     if missing:
         raise TercelError(f"{path} lacks {missing[0]} ({len(missing)} tensors missing in all); the head is incomplete")
-    unknown = sorted(set(tensors) - set(wanted) - set(_MAPS))
+    unknown = sorted(set(tensors) - set(wanted) - set(MAPS))
     if unknown:
         title = head_class(config.kind).title
         raise TercelError(f"{path} holds {unknown[0]}, which no head of {title} has; is it another kind of head?")

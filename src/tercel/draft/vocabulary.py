@@ -10,6 +10,8 @@ from torch import Tensor
 
 from tercel.errors import TercelError
 
+MAPS = ("d2t", "t2d")  # the tensors of a checkpoint that hold it
+
 
 @dataclass(frozen=True)
 class DraftVocabulary:
