@@ -56,7 +56,7 @@ def test_rotation_turns_pairs_by_position_times_frequency():
     head = tiny_head(tiny_head_config(rope_parameters={"rope_type": "default", "rope_theta": 500.0}))
     positions = torch.tensor([[0, 3], [70, 901]])
     x = torch.randn(2, 2, 4, 8)
-    turned = rotate(x, *head.cos_sin(positions, torch.float32))
+    turned = rotate(x, *head.rotary.cos_sin(positions, torch.float32))
     for i in range(4):
         angle = positions.double() * 500.0 ** (-2 * i / 8)
         z = torch.complex(x[..., i].double(), x[..., i + 4].double()) * torch.polar(
@@ -68,10 +68,10 @@ def test_rotation_turns_pairs_by_position_times_frequency():
 
 def test_casting_the_head_leaves_the_frequencies_exact():
     head = tiny_head(tiny_head_config(head_dim=16))
-    wanted = head.cos_sin(torch.tensor([1999]), torch.float32)
+    wanted = head.rotary.cos_sin(torch.tensor([1999]), torch.float32)
     head.to(torch.bfloat16)
     assert head.dtype == torch.bfloat16
-    for ours, exact in zip(head.cos_sin(torch.tensor([1999]), torch.float32), wanted, strict=True):
+    for ours, exact in zip(head.rotary.cos_sin(torch.tensor([1999]), torch.float32), wanted, strict=True):
         assert torch.equal(ours, exact)
 
 
@@ -141,7 +141,7 @@ def test_factors_of_a_partial_rotation_are_not_taken_for_the_whole():
         )
     )
     head = Eagle3Head(config)
-    assert head.cos_sin(torch.arange(100), torch.float32)[0].shape == (100, 1, 8)
+    assert head.rotary.cos_sin(torch.arange(100), torch.float32)[0].shape == (100, 1, 8)
 
 
 def head_for(target) -> HeadConfig:

@@ -134,16 +134,12 @@ class Eagle3Head(StepHead):
         normed = layer.hidden_norm(hidden)
         x = torch.cat([layer.input_layernorm(embedding), normed], dim=-1)
         shape = x.shape[:-1]
-        cos, sin = self.cos_sin(positions, x.dtype)
+        cos, sin = self.rotary.cos_sin(positions, x.dtype)
         query = layer.self_attn.q_proj(x).view(*shape, c.num_attention_heads, c.head_dim)
         key = layer.self_attn.k_proj(x).view(*shape, c.num_key_value_heads, c.head_dim)
         value = layer.self_attn.v_proj(x).view(*shape, c.num_key_value_heads, c.head_dim)
         residual = normed if c.norm_before_residual else hidden
         return Projected(rotate(query, cos, sin), rotate(key, cos, sin), value, residual)
-
-    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """`[..]` to two of `[.., 1, D]`, made in float32."""
-        return self.rotary.cos_sin(positions, dtype)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         """residual `[.., H]` (of `project`), attended `[.., q*D]` to the layer's output `[.., H]`, before the final
