@@ -35,9 +35,7 @@ def first_head(
         origin = bind(read_head(path, num_layers=target.num_layers), target)
         warnings = origin.warnings
         torch.manual_seed(config.seed)
-        flags = {"fc_norm": config.fc_norm, "norm_output": config.norm_output}
-        head, vocabulary = head_from(origin, feature_layers=config.feature_layers, **flags), origin.vocabulary
-        head = head.to(target.device)
+        head, vocabulary = head_from(origin, config).to(target.device), origin.vocabulary
     else:
         size = config.draft_vocab or target.vocab_size
         vocabulary = DraftVocabulary.most_frequent(counts, size, always=target.eos_token_ids)
@@ -86,25 +84,19 @@ def initialise_from_target(
         block.normal_(std=1.0 / (size * head.fc.in_features**0.5))
 
 
-def head_from(
-    origin: DraftModel, *, feature_layers: tuple[int, ...] = (), fc_norm: bool, norm_output: bool
-) -> Eagle3Head:
-    """A copy of another run's head, bound to the target, to go on with, of whatever kind it is.
+def head_from(origin: DraftModel, run: TrainConfig) -> Eagle3Head:
+    """A copy of another run's head, bound to the target, to go on with.
 
     Embeddings of its own (those that repeat the target's are not) go on learning, unless its record says that they
     never did.
-    Raises `TercelError` if it is not what the run's own settings ask for.
+    Raises `TercelError` if it is not what the run's own settings ask for, or of another kind.
     """
     config = origin.eagle3.config
-    wanted: dict[str, object] = {"feature_layers": feature_layers} if feature_layers else {}
-    wanted |= {"fc_norm": True} if fc_norm else {}
-    wanted |= {"norm_output": True} if norm_output else {}
-    found = config.to_dict()
-    for name, value in wanted.items():
-        theirs = tuple(found[name]) if isinstance(found[name], list) else found[name]
-        if theirs != value:
+    for name in ("feature_layers", "fc_norm", "norm_output"):
+        theirs, asked = vars(config)[name], vars(run)[name]
+        if asked and theirs != asked:
             raise TercelError(
-                f"{origin.path} has {name} {theirs}, but this run asks for {value}; "
+                f"{origin.path} has {name} {theirs}, but this run asks for {asked}; "
                 "give the same head settings, or leave out --start-from"
             )
     head = Eagle3Head(config)
