@@ -142,7 +142,8 @@ class _Run:
         last = min(total, stop_after or total)
         began = time.monotonic() - self.seconds
         try:
-            self._evaluate_if_due()  # where the run was stopped in the middle of it
+            if not self.writer.is_evaluated(self.step):  # the run was stopped in the middle of it
+                self._evaluate_if_due()
             while self.step < last:
                 metrics = self._train_step(began)
                 if self.watcher:
@@ -177,7 +178,7 @@ class _Run:
 
     def _evaluate_if_due(self) -> None:
         due = self.step == len(self.plan) or (self.step > 0 and self.step % self.config.eval_every == 0)
-        if not due or self.writer.is_evaluated(self.step):
+        if not due:
             return
         held_out = self._measure()
         if self.watcher:
