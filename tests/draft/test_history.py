@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def test_a_new_record_says_what_is_known_and_no_more() -> None:
 
 def test_a_measurement_takes_the_place_of_one_under_the_same_conditions() -> None:
     one = DecodingRecord(shape="a", dtype="b", device="c", temperature=0, max_new_tokens=4, timestamp="1", tasks={})
-    assert one.measures_as(DecodingRecord.of({**vars(one), "timestamp": "2", "tasks": {"x": TASK}}))
+    task = TaskRecord(questions=1, tau=None, tau_ci95=None, speedup=1.5, speedup_ci95=None)
+    assert one.measures_as(replace(one, timestamp="2", tasks={"x": task}))
     for other in ({"shape": "b"}, {"temperature": 0.5}, {"template_arguments": {"thinking": False}}):
-        assert not one.measures_as(DecodingRecord.of({**vars(one), **other}))
+        assert not one.measures_as(replace(one, **other))
