@@ -115,7 +115,7 @@ class TrainConfig:
             if value > most:
                 raise TercelError(f"{name} must be at most {most:,}, not {short(value)}")
         for name, allowed in (
-            ("loss", ("soft", "hard", "lk")),
+            ("loss", get_args(LossKind)),
             ("oov", ("drop", "keep")),
             ("average", ("sequence", "token")),
         ):

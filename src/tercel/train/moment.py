@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from tercel.chat import dates
 from tercel.errors import TercelError
 from tercel.file_set import RECORD, read_manifest
+from tercel.files import sha256_file
 from tercel.reading import read_json
 from tercel.train.journal import Journal
 from tercel.train.run_folder import RunFolder
@@ -37,8 +37,7 @@ def recorded_moment(folder: RunFolder) -> datetime | None:
 def _of_a_head(folder: Path) -> datetime | None:
     manifest = read_manifest(folder)
     try:
-        data = (folder / RECORD).read_bytes()
-        if manifest is None or manifest.files.get(RECORD) != hashlib.sha256(data).hexdigest():
+        if manifest is None or manifest.files.get(RECORD) != sha256_file(folder / RECORD):
             return None
         return dates.parse_moment(read_json(folder / RECORD)["training"])
     except (OSError, TercelError, KeyError):
