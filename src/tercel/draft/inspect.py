@@ -141,7 +141,7 @@ def _warnings(model: DraftModel) -> tuple[str, ...]:
         )
     if info.target is None:
         warnings.append("the target it was trained for is not recorded, so a wrong one cannot be noticed")
-    if not info.measured.to_json():
+    if info.measured.held_out is None and not info.measured.decoding:
         warnings.append("nothing was measured on it")
     if tuple(sorted(config.feature_layers)) != config.feature_layers:
         warnings.append(f"feature layers {config.feature_layers} do not ascend; engines may sort them")

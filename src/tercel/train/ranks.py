@@ -3,6 +3,8 @@
 Every rank has the whole plan, the whole head and the same optimizer. In an optimizer step it learns from its own
 micro-batches; then gradients and counters are summed over all ranks, once, and each makes the same update. What is
 written (`RunWriter`) is written by the first alone.
+
+This is the seam for that: commands train in one process (`Alone`), and tests alone have several.
 """
 
 from __future__ import annotations
