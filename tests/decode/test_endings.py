@@ -43,15 +43,17 @@ def sampled_chain(target) -> Proposer:
     return SampledChain(random_draft(target, pruned=False), target, 3)
 
 
+def prompt_of(tokens: tuple[int, ...]) -> tuple[int, ...]:
+    return next(p for p in sorted(PROMPTS, key=len, reverse=True) if tokens[: len(p)] == p)
+
+
 def accepted_paths(target) -> Proposer:
     """Long paths are accepted, so that a failure lies in the middle of a block."""
     answers = {
         request.prompt: result.tokens
         for request, result in zip(asked(), run(target, Vanilla(), asked())[0], strict=True)
     }
-    return Oracle(
-        answers, lambda tokens: next(p for p in sorted(PROMPTS, key=len, reverse=True) if tokens[: len(p)] == p)
-    )
+    return Oracle(answers, prompt_of)
 
 
 WAYS = [(vanilla, 0.0), (tree, 0.0), (tree, 1.0), (sampled_chain, 1.0), (accepted_paths, 0.0)]
@@ -134,9 +136,8 @@ def test_a_row_of_nan_ends_alone(make: Make, temperature: float):
         assert "load the target in bfloat16 or float32" in str(result.error)
     assert (bad[0].tokens, bad[0].steps) == ((), 0)
     assert bad[1].tokens == clean[2].tokens[: len(bad[1].tokens)]
-    assert len(bad[1].tokens) <= at + 1
-    if make is not accepted_paths:  # whose whole last block is lost
-        assert len(bad[1].tokens) >= at - 2
+    # where it ends token by token; of drawn drafts the last block is lost
+    assert at - 2 <= len(bad[1].tokens) <= at + 1 if make is sampled_chain else len(bad[1].tokens) == at + 1
     assert [result.tokens for result in results] == [clean[i].tokens for i in (0, 1, 3, 4)]
 
 
@@ -151,10 +152,32 @@ def test_a_processor_that_raises_ends_its_row_alone(make: Make, temperature: flo
     for i, (ours, theirs) in enumerate(zip(results, clean, strict=True)):
         if i in (0, 3):
             assert isinstance(ours.error, KeyError)
-            assert 1 <= len(ours.tokens) <= 4
+            assert 1 <= len(ours.tokens) <= 4 if make is sampled_chain else len(ours.tokens) == 4
             assert ours.tokens == theirs.tokens[: len(ours.tokens)]
         else:
             assert (ours.tokens, ours.finish_reason, ours.error) == (theirs.tokens, "length", None)
+
+
+@pytest.mark.parametrize("drafted", [NEW, 3])
+def test_a_wrong_draft_of_nan_changes_no_text(drafted: int):
+    """It reaches all nodes, whatever the mask. With 3 the row is soon without drafts, and beside longer ones: what
+    stayed in the cache after its tokens would be met again."""
+    target = tiny_target("llama")
+    clean, _ = run(target, Vanilla(), asked(), len(PROMPTS))
+    answers = {p: result.tokens if drafted == NEW else () for p, result in zip(PROMPTS, clean, strict=True)}
+    proposer = Oracle({**answers, PROMPTS[0]: clean[0].tokens[:drafted]}, prompt_of)
+    wrong = (clean[0].tokens[2] + 1) % 100  # drafted beside that token
+    assert all(wrong not in (*result.tokens, *prompt) for result, prompt in zip(clean, PROMPTS, strict=True))
+    spoiled = []
+
+    def spoil(_: object, inputs: Any, out: torch.Tensor) -> torch.Tensor:
+        spoiled.append(bool((inputs[0] == wrong).any()))
+        return out.masked_fill((inputs[0] == wrong)[..., None], float("nan"))
+
+    target.model.get_input_embeddings().register_forward_hook(spoil)
+    results, _ = run(target, proposer, asked(), len(PROMPTS))
+    assert any(spoiled)
+    assert [(result.tokens, result.error) for result in results] == [(result.tokens, None) for result in clean]
 
 
 def test_a_tokenizer_that_fails_over_one_text_ends_that_row_alone(monkeypatch):

@@ -136,6 +136,7 @@ class DecodingLoop:
             hidden_BNK, layers_BNK = target(trees_B)         one forward; cache: + N slots, not committed
             logits_BNV = output_layer(hidden_BNK)
             verdicts_B = verify(trees_B, logits_BNV)         a path of a accepted nodes, and the bonus token
+            a row that failed with its tree: once more, without
             events_B   = take(verdicts_B)                    a + 1 tokens, cut where the answer ends; text
             keep(root and path of every row)                 cache: a + 1 slots stay, the rest is forgotten
             leave(rows that ended or failed)                 in cache and proposer
@@ -152,11 +153,7 @@ class DecodingLoop:
         with clock.phase("tree"):
             depths = [self.target.block_depth(length) for length in self._cache.lengths[: len(self._rows)]]
             proposals = [p.up_to(depth) for p, depth in zip(self.proposer.propose(self._rows), depths, strict=True)]
-        with clock.phase("target"):
-            output = self._run_trees([proposal.tree for proposal in proposals])
-            logits = self.target.logits(output.hidden)  # [B, N, V]
-        with clock.phase("verify"):
-            verdicts = self._verify(proposals, logits)
+        proposals, output, verdicts = self._judge(proposals)
         events = [
             self._take(row, verdict, len(proposal.tree))
             for row, verdict, proposal in zip(self._rows, verdicts, proposals, strict=True)
@@ -177,9 +174,29 @@ class DecodingLoop:
         self._rows = [self._rows[i] for i in survivors]
         return finished
 
-    def _run_trees(self, trees: Sequence[DraftTree]) -> TargetOutput:
-        """One forward over every row's tree; smaller trees are padded with nodes that see only themselves."""
-        nodes = max(len(tree) for tree in trees)
+    def _judge(self, proposals: list[Proposal]) -> tuple[list[Proposal], TargetOutput, list[Verdict | Exception]]:
+        """All trees run and verified. A row that fails is run again without its drafts, so that its answer ends where
+        it would token by token: the NaN of a wrong draft reaches all nodes, whatever the mask.
+
+        Drafts that were drawn stay: to draw anew only where they failed would change the text's distribution.
+        """
+        nodes = max(len(proposal.tree) for proposal in proposals)  # of both forwards: the second covers the first
+        while True:
+            with self._clock.phase("target"):
+                output = self._run_trees([proposal.tree for proposal in proposals], nodes)
+                logits = self.target.logits(output.hidden)  # [B, N, V]
+            with self._clock.phase("verify"):
+                verdicts = self._verify(proposals, logits)
+            alone = [
+                p.up_to(0) if isinstance(verdict, Exception) and p.distributions is None else p
+                for p, verdict in zip(proposals, verdicts, strict=True)
+            ]
+            if alone == proposals:
+                return proposals, output, verdicts
+            proposals = alone
+
+    def _run_trees(self, trees: Sequence[DraftTree], nodes: int) -> TargetOutput:
+        """One forward over every row's tree, `nodes` wide; what a tree lacks are nodes that see only themselves."""
         # tokens, positions and masks travel together: one copy to the device a step
         packed = torch.zeros(len(trees), nodes, 2 + nodes, dtype=torch.long)
         packed[:, :, 2:] = torch.eye(nodes, dtype=torch.long)
