@@ -280,19 +280,19 @@ class DecodingLoop:
         prompts, rows = [entering.prompt for entering in self._entering], range(first, len(self._cache.lengths))
         done = run_chunk(self.target, prompts, self._cache, rows, self._prefill_chunk or CHUNK, layers)
         ended, self._entering = self._entering[:done], self._entering[done:]
-        events = [self._start(entering) for entering in ended]
+        outputs = [entering.prompt.output for entering in ended]
+        events = [self._start(entering.request, output) for entering, output in zip(ended, outputs, strict=True)]
         stay = [i for i, event in enumerate(events) if event.emission.finish_reason is None]
         if len(stay) < done:
             self._cache.select_rows([*range(first), *(first + i for i in stay), *rows[done:]])
         if stay:
             joining = [ended[i].request for i in stay]
             self._rows += joining
-            self.proposer.admit(joining, [ended[i].prompt.output for i in stay])
+            self.proposer.admit(joining, [outputs[i] for i in stay])
         now = self._clock.now()
         return [e.request.prefilled(event, now - e.started) for e, event in zip(ended, events, strict=True)]
 
-    def _start(self, entering: _Entering) -> Event:
-        request, output = entering.request, entering.prompt.output
+    def _start(self, request: ActiveRequest, output: TargetOutput) -> Event:
         logits = self.target.logits(output.hidden[0, -1])
         try:
             return request.start(choose_token(logits, request.params, request.history, request.stream))
