@@ -46,15 +46,14 @@ class DraftTree:
         return len(self.parent_list)
 
     @classmethod
-    def chain(cls, root: int, tokens: Sequence[int], device: torch.device | str | None = None) -> DraftTree:
+    def chain(cls, root: int, tokens: Sequence[int]) -> DraftTree:
         """One path from `root` through `tokens`."""
-        nodes = torch.tensor([root, *tokens], dtype=torch.long, device=device)
-        return cls(nodes, torch.arange(-1, len(tokens), device=device))
+        return cls(torch.tensor([root, *tokens]), torch.arange(-1, len(tokens)))
 
     @classmethod
-    def root_only(cls, root: int, device: torch.device | str | None = None) -> DraftTree:
+    def root_only(cls, root: int) -> DraftTree:
         """No draft: verification then is token-by-token decoding."""
-        return cls.chain(root, (), device)
+        return cls.chain(root, ())
 
     @cached_property
     def token_list(self) -> list[int]:
