@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import AttentionInterface, AutoModelForCausalLM, Lfm2Config, MptConfig, Qwen3NextConfig
+from transformers import AttentionInterface, AutoModelForCausalLM, Lfm2Config, MptConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tercel.errors import TercelError
 from tercel.target_model.capabilities import TreeSupport, check_steps, probe_tree_support
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
-from tests.tiny import ARCHS, OTHER_ARCHS, VOCAB, tiny_model
+from tests.tiny import ARCHS, OTHER_ARCHS, VOCAB, tiny_config, tiny_model
 
 SIZES = {
     "vocab_size": VOCAB,
@@ -63,19 +63,7 @@ def test_rounding_of_blocks_alone_is_not_taken_for_a_leak(arch):
     "config",
     [
         Lfm2Config(**SIZES, layer_types=["conv", "conv", "full_attention", "conv"]),
-        Qwen3NextConfig(
-            **SIZES,
-            head_dim=8,
-            linear_num_key_heads=2,
-            linear_num_value_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            num_experts=2,
-            num_experts_per_tok=1,
-            moe_intermediate_size=16,
-            shared_expert_intermediate_size=16,
-            layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"],
-        ),
+        tiny_config("qwen3_next"),
     ],
     ids=["lfm2", "qwen3_next"],
 )
