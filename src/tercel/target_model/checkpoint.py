@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from tercel import limits
 from tercel.errors import TercelError
 from tercel.reading import check_readable, read_json, read_shards
+from tercel.target_model.snapshot import SHARDS
 
 _CAUSAL_CLASS = re.compile(r"ForCausalLM|LMHeadModel|ForConditionalGeneration")
 
@@ -52,7 +53,7 @@ def check_folder(folder: Path) -> None:
     names = str(config.get("architectures")).lower()
     if (folder / "tercel.json").is_file() or "draft_vocab_size" in config or "eagle" in names:
         raise TercelError(f"{folder} holds a draft head, not a model; give the head's target model here")
-    if (index := folder / "model.safetensors.index.json").is_file():
+    if (index := folder / SHARDS).is_file():
         read_shards(index)
     stored_contents(folder)
 

@@ -19,12 +19,12 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tercel.reading import read_shards
-from tercel.target_model.snapshot import cached_folder
+from tercel.target_model.snapshot import SHARDS, WEIGHTS, cached_folder
 from tercel.target_model.sources import Source
+from tercel.target_model.structure import rope_kinds
 
 SAMPLES = 64  # of every tensor
 SCHEME = "2-"  # digests without it are of the first scheme: weights and sizes alone
-_INDEX = "model.safetensors.index.json"
 
 # Settings that name, load or train a model, but change nothing of what it computes.
 _IGNORED = {
@@ -106,7 +106,7 @@ def held_samples(model: PreTrainedModel) -> Samples:
 
 def _weight_files(folder: Path) -> list[Path]:
     """The files that `from_pretrained` reads: a folder may hold the same weights a second time, under other names."""
-    single, index = folder / "model.safetensors", folder / _INDEX
+    single, index = folder / WEIGHTS, folder / SHARDS
     if single.is_file():
         return [single]
     if not index.is_file():
@@ -125,19 +125,14 @@ def _settings(config: PretrainedConfig) -> dict[str, Any]:
     usual = type(config)().to_dict()
     settings = {key: value for key, value in config.to_dict().items() if key in usual and usual[key] != value}
     kept = {key: _plain(value) for key, value in settings.items() if not _is_ignored(key)}
-    if _rope_types(config) == {"default"}:  # then a limit only says how long texts may be
+    if {kind.get("rope_type", "default") for kind in rope_kinds(config)} == {"default"}:
+        # then a limit only says how long texts may be
         kept = {key: value for key, value in kept.items() if key not in _LIMITS}
     return {"model_type": config.model_type, **kept}
 
 
 def _is_ignored(key: str) -> bool:
     return key in _IGNORED or key.startswith("_") or any(part in key for part in _IGNORED_PARTS)
-
-
-def _rope_types(config: PretrainedConfig) -> set[str]:
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [value for value in rope.values() if isinstance(value, dict)] or [rope]
-    return {kind.get("rope_type", "default") for kind in kinds}
 
 
 def _plain(value: Any) -> Any:

@@ -21,6 +21,7 @@ from transformers import PretrainedConfig
 
 from tercel.errors import TercelError
 from tercel.target_model.cache import TargetCache
+from tercel.target_model.structure import rope_kinds
 
 
 class LengthRope:
@@ -118,7 +119,5 @@ def dynamic_ntk(config: PretrainedConfig) -> bool:
 
 
 def _kinds(config: PretrainedConfig, rope_type: str) -> list[dict[str, Any]]:
-    """The RoPE parameters of that type; a model may have others for each kind of layer."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    kinds = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
-    return [kind for kind in kinds if rope_type in kind.get("rope_type", "")]
+    """The RoPE parameters of that type."""
+    return [kind for kind in rope_kinds(config) if rope_type in kind.get("rope_type", "")]

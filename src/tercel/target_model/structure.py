@@ -57,6 +57,12 @@ def context_length(config: PretrainedConfig) -> int:
     return next((int(value) for value in known if value), NO_LIMIT)
 
 
+def rope_kinds(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """The RoPE parameters: one set, or one for each kind of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
+
+
 def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
