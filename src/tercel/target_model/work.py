@@ -46,11 +46,11 @@ class TargetWork:
         return sum(layer.kv * layer.seen(context) for layer in self.attention)
 
     def forward_bytes(self, context: int) -> int:
-        """Of a block behind so much context, of whatever width; the output layer apart."""
+        """Of a block after so much context, of whatever width; the output layer apart."""
         return self.layers + self.cache_bytes(context)
 
     def forward_macs(self, width: int, context: int) -> int:
-        """Of a block of `width` tokens behind so much context; the output layer apart."""
+        """Of a block of `width` tokens after so much context; the output layer apart."""
         return width * (self.layer_macs + sum(layer.macs * layer.seen(context) for layer in self.attention))
 
 
