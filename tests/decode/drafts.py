@@ -45,14 +45,15 @@ class Oracle(Proposer):
     name = "oracle"
     needs_tree = True
 
-    def __init__(self, answers: dict[tuple[int, ...], tuple[int, ...]], prompt_of, depth: int = 3) -> None:
-        self.answers, self.prompt_of, self.depth = answers, prompt_of, depth
+    def __init__(self, answers: dict[tuple[int, ...], tuple[int, ...]], depth: int = 3) -> None:
+        self.answers, self.depth = answers, depth
+        self.prompts = sorted(answers, key=len, reverse=True)  # one may begin as another
         self.max_nodes = 2 * depth + 1
 
     def propose(self, rows):
         proposals = []
         for row in rows:
-            prompt = self.prompt_of(tuple(row.tokens))
+            prompt = next(p for p in self.prompts if tuple(row.tokens[: len(p)]) == p)
             done = len(row.tokens) - len(prompt)
             ahead = self.answers[prompt][done : done + self.depth]
             tokens, parents, spine = [row.tokens[-1]], [-1], 0

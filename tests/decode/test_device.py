@@ -134,7 +134,7 @@ def test_an_accepted_path_moves_with_one_index_for_all_layers() -> None:
     params = SamplingParams(max_new_tokens=16, ignore_eos=True)
     truth = Engine(target, Vanilla()).generate([Request(PROMPTS[0], params)])[0].tokens
     with on_far_device(target, draft) as device:
-        loop = Engine(target, Oracle({PROMPTS[0]: truth}, lambda tokens: PROMPTS[0])).loop()
+        loop = Engine(target, Oracle({PROMPTS[0]: truth})).loop()
         loop.submit(Request(PROMPTS[0], params))
         loop.step()
         device.counts.clear()

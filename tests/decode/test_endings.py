@@ -43,17 +43,13 @@ def sampled_chain(target) -> Proposer:
     return SampledChain(random_draft(target, pruned=False), target, 3)
 
 
-def prompt_of(tokens: tuple[int, ...]) -> tuple[int, ...]:
-    return next(p for p in sorted(PROMPTS, key=len, reverse=True) if tokens[: len(p)] == p)
-
-
 def accepted_paths(target) -> Proposer:
     """Long paths are accepted, so that a failure lies in the middle of a block."""
     answers = {
         request.prompt: result.tokens
         for request, result in zip(asked(), run(target, Vanilla(), asked())[0], strict=True)
     }
-    return Oracle(answers, prompt_of)
+    return Oracle(answers)
 
 
 WAYS = [(vanilla, 0.0), (tree, 0.0), (tree, 1.0), (sampled_chain, 1.0), (accepted_paths, 0.0)]
@@ -165,7 +161,7 @@ def test_a_wrong_draft_of_nan_changes_no_text(drafted: int):
     target = tiny_target("llama")
     clean, _ = run(target, Vanilla(), asked(), len(PROMPTS))
     answers = {p: result.tokens if drafted == NEW else () for p, result in zip(PROMPTS, clean, strict=True)}
-    proposer = Oracle({**answers, PROMPTS[0]: clean[0].tokens[:drafted]}, prompt_of)
+    proposer = Oracle({**answers, PROMPTS[0]: clean[0].tokens[:drafted]})
     wrong = (clean[0].tokens[2] + 1) % 100  # drafted beside that token
     assert all(wrong not in (*result.tokens, *prompt) for result, prompt in zip(clean, PROMPTS, strict=True))
     spoiled = []

@@ -37,10 +37,6 @@ def requests(**params) -> list[Request]:
     return [Request(prompt, SamplingParams(**{**base, **params})) for prompt in PROMPTS]
 
 
-def prompt_of(tokens):
-    return next(p for p in sorted(PROMPTS, key=len, reverse=True) if tokens[: len(p)] == p)
-
-
 def texts(target, proposer, asked, slots=1):
     return [result.tokens for result in Engine(target, proposer, slots=slots).generate(asked)]
 
@@ -65,7 +61,7 @@ def test_greedy_equals_the_stock_model(arch):
     assert texts(target, Eagle3(draft, target, TreeShape(5, 4, 20)), asked) == truth
     assert texts(target, Eagle3(draft, target, TreeShape.chain(3)), asked, slots=3) == truth
     answers = dict(zip(PROMPTS, truth, strict=True))
-    oracle = Oracle(answers, prompt_of)
+    oracle = Oracle(answers)
     results = Engine(target, oracle, slots=2).generate(asked)
     assert [result.tokens for result in results] == truth
     assert min(result.tau for result in results) > 3.5  # accepted, not merely tolerated
@@ -92,7 +88,7 @@ def test_same_seed_same_text(params):
         assert texts(target, Eagle3(draft, target, TreeShape(6, 3, 30)), asked, slots) == truth
         assert texts(target, Eagle3(draft, target, TreeShape.chain(2)), asked, slots) == truth
     # an untrained head is nearly always wrong: the oracle knows the text of this seed, with decoys around it
-    results = Engine(target, Oracle(dict(zip(PROMPTS, truth, strict=True)), prompt_of), slots=3).generate(asked)
+    results = Engine(target, Oracle(dict(zip(PROMPTS, truth, strict=True))), slots=3).generate(asked)
     assert [result.tokens for result in results] == truth
     assert min(result.tau for result in results) > 3.5
 
@@ -114,7 +110,7 @@ def test_stops_where_token_by_token_decoding_stops():
     target = tiny_target("llama")
     truth = texts(target, Vanilla(), requests())
     answers = dict(zip(PROMPTS, truth, strict=True))
-    oracle = Oracle(answers, prompt_of)
+    oracle = Oracle(answers)
     for stop in range(3, 9):  # every place inside an accepted block
         token = truth[0][stop]
         asked = requests(stop_token_ids=(token,))
@@ -142,7 +138,7 @@ def test_events_tell_drafted_tokens_and_text():
     target = tiny_target("llama")
     truth = texts(target, Vanilla(), requests())
     answers = dict(zip(PROMPTS, truth, strict=True))
-    oracle = Oracle(answers, prompt_of)
+    oracle = Oracle(answers)
     events = list(Engine(target, oracle, slots=2).stream(requests()))
     for index, answer in enumerate(truth):
         mine = [event for event in events if event.index == index]

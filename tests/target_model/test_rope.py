@@ -76,14 +76,11 @@ def test_texts_on_both_sides_of_the_border_and_across_it():
     assert truth == [generated(target, prompt) for prompt in prompts]
     draft, answers = random_draft(target), dict(zip(prompts, truth, strict=True))
 
-    def prompt_of(tokens):
-        return next(p for p in prompts if tokens[: len(p)] == p)
-
     for slots in (1, 3, 6):  # short rows beside long ones
         assert texts(target, Vanilla(), prompts, slots) == truth
         assert texts(target, Eagle3(draft, target, TreeShape(5, 4, 20)), prompts, slots) == truth
         assert texts(target, SampledChain(draft, target, 4), prompts, slots) == truth
-        assert texts(target, Oracle(answers, prompt_of, depth=5), prompts, slots) == truth
+        assert texts(target, Oracle(answers, depth=5), prompts, slots) == truth
 
 
 def test_a_class_of_which_generate_mixes_factors_gives_what_whole_forwards_do():
