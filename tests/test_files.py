@@ -217,14 +217,9 @@ def test_what_is_free(tmp_path: Path) -> None:
 def test_tensors_that_the_disk_has_no_room_for(tmp_path: Path, kind: str) -> None:
     """The safetensors library has an error of its own for that."""
 
-    def write() -> None:
-        if kind == "file":
-            with atomic_file(path) as partial:
-                save_file({"a": torch.zeros(1000)}, partial)
-        with atomic_dir(path) if kind == "folder of the cache" else file_set(path, "head") as partial:
-            save_file({"a": torch.zeros(1000)}, partial / "a.safetensors")
-
     path = tmp_path / "out"
-    with full_disk(1000), pytest.raises(TercelError, match=rf"^writing {path} failed: .*os error.*; free space or"):
-        write()
+    writing = {"file": atomic_file, "folder of the cache": atomic_dir, "file set": lambda at: file_set(at, "head")}
+    told = pytest.raises(TercelError, match=rf"^writing {path} failed: .*os error.*; free space or")
+    with full_disk(1000), told, writing[kind](path) as partial:
+        save_file({"a": torch.zeros(1000)}, partial if kind == "file" else partial / "a.safetensors")
     assert not [found.name for found in tmp_path.iterdir() if not found.name.endswith(".lock")]
