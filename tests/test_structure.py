@@ -36,7 +36,10 @@ def room_of(module: str, names: tuple[str, ...]) -> set[str]:
     """Rooms that an import reaches into; modules that stand in no room are of all."""
     parts = module.split(".")
     reached = {parts[1]} if len(parts) > 1 else set(names)
-    return {room for room in reached if (PACKAGE / room).is_dir()}
+    rooms = {room for room in reached if (PACKAGE / room).is_dir()}
+    public = [name for name in reached - rooms if not (PACKAGE / f"{name}.py").is_file()]
+    assert not public, f"{', '.join(public)} taken from tercel, not from a room, which the walls do not see"
+    return rooms
 
 
 def where(file: Path) -> str:
