@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
 import sys
-import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tercel import limits
 from tercel.cli import generate
 from tercel.errors import TercelError
 from tercel.file_set import file_set
-from tercel.reading import read_json
 from tests.tiny import VOCAB
 
 from .conftest import RECIPE, World
@@ -248,56 +243,6 @@ def test_prompts(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) 
         generate.read_prompt(None, None)
 
 
-def test_texts_without_an_end(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As devices are, whose size is not told; here it is a pipe with more in it than may be read."""
-
-    def filled(name: str) -> str:
-        pipe = tmp_path / name
-        os.mkfifo(pipe)
-        threading.Thread(target=pour, args=[pipe]).start()
-        return str(pipe)
-
-    def pour(pipe: Path) -> None:
-        with suppress(BrokenPipeError):
-            pipe.write_bytes(b"the cat " * (1 << 17))
-
-    monkeypatch.setattr(limits, "PROMPT_BYTES", 1 << 10)
-    monkeypatch.setattr(limits, "SETTINGS_BYTES", 1 << 10)
-    monkeypatch.setattr(limits, "JSON_BYTES", 1 << 10)
-    much = "has more than 0.000977 MiB"
-    asked = ("generate", world.target, world.head)
-    refused(run(*asked, "--prompt-file", filled("prompt")), "cannot read the prompt from", "prompt", much)
-    refused(run(*asked, stdin=" " * 2000), "cannot read the prompt from standard input", much)
-    data = ("--data", str(world.answers), "--out", str(tmp_path / "head"))
-    refused(run("train", world.target, *data, "--config", filled("recipe.yaml")), "cannot read", "recipe.yaml", much)
-    with pytest.raises(TercelError, match=f"cannot be read as JSON .it {much}"):
-        read_json(Path(filled("config.json")))
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "generate TARGET HEAD --draft-depth N",
-        "generate TARGET HEAD --draft-top-k N",
-        "generate TARGET HEAD --draft-nodes N",
-        "bench TARGET HEAD --repeats N",
-        "bench TARGET HEAD --n-alpha N",
-        "verify TARGET HEAD --samples N",
-        "verify TARGET HEAD --slots N",
-        "data regenerate PROMPTS --target TARGET --out OUT --in-flight N",
-        "export HEAD --to vllm --out OUT --depth N",
-        "serve-command HEAD --engine sglang --nodes N",
-        "serve-command HEAD --engine sglang --top-k N",
-        "serve-command HEAD --engine vllm --depth N",
-    ],
-)
-def test_numbers_that_would_fill_the_machine(tmp_path: Path, world: World, command: str) -> None:
-    *before, option, _ = command.split()
-    names = {"TARGET": world.target, "HEAD": world.head, "PROMPTS": str(world.prompts), "OUT": str(tmp_path / "out")}
-    refused(run(*(names.get(word, word) for word in before), option, str(10**12)), option)
-    assert not everything(tmp_path)
-
-
 @pytest.mark.parametrize("verb", ["bench", "verify"])
 def test_unknown_task(tmp_path: Path, world: World, verb: str) -> None:
     asked = [verb, world.target, world.head, "--json", str(tmp_path / "out.json"), "--tasks"]
@@ -331,10 +276,3 @@ def test_answers_that_exist_are_not_overwritten(world: World) -> None:
     asked = ["data", "regenerate", str(world.prompts), "--target", world.target, "--out", str(world.answers)]
     refused(run(*asked), "exists already")
     assert world.answers.read_bytes() == before
-
-
-def test_a_key_of_a_megabyte_is_no_sentence_of_a_megabyte(tmp_path: Path, world: World) -> None:
-    data = tmp_path / "chats.jsonl"
-    data.write_text(json.dumps({"k" * (1 << 20): 1}) + "\n", encoding="utf-8")
-    line = refused(run("data", "show", str(data), "--target", world.target), "chats.jsonl", "kkk […] kkk")
-    assert len(line) < 2000
