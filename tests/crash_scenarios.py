@@ -16,7 +16,7 @@ from tercel.interop.hub import save_pretrained
 from tercel.interop.proof import prove
 from tercel.measure.record import record
 from tercel.train.run_folder import RunFolder
-from tests.chat.test_regenerate import SETTINGS, TOKENIZER, Echo, asks, lines
+from tests.chat.echo import SETTINGS, TOKENIZER, Echo, asks, lines
 from tests.cli.running import everything
 from tests.crashes import Scenario
 from tests.draft.heads_for_tests import tiny_draft, tiny_head

@@ -17,7 +17,7 @@ from tercel.cli.regenerate import report_lines
 from tercel.errors import TercelError
 from tests.tiny import CHATML
 
-from .test_regenerate import SETTINGS, TOKENIZER, Echo, Killed, asks, lines, run
+from .echo import SETTINGS, TOKENIZER, Echo, Killed, asks, lines, run
 from .tokenizers_for_tests import make_tokenizer
 
 TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {"default": float("nan")}}},)
