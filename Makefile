@@ -27,7 +27,7 @@ test: lint
 bench: venv
 	$(BIN)/tercel bench smollm2-135m --tasks demo --json out/bench.json --plot out/bench.png
 
-# Thousands of hostile inputs, a quarter of an hour; the table goes to docs/reliability.md. Linux only.
+# Thousands of hostile inputs, half an hour on two cores; the table goes to docs/reliability.md. Linux only.
 attack: venv
 	$(BIN)/python -m attack --jobs $$(nproc) --json out/attack.json --write docs/reliability.md
 
