@@ -139,6 +139,16 @@ def test_a_folder_that_the_engine_would_misread(world: World, folder: Path) -> N
     assert "no trtllm.yaml" in ended.err
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"hidden_size": "wide"}, {"num_attention_heads": 0}, {"eagle_config": [1]}, {"rope_scaling": [3]}]
+)
+def test_settings_that_an_engine_cannot_use(world: World, folder: Path, wrong: dict[str, object]) -> None:
+    edit_json(folder / "config.json", lambda config: config.update(wrong))  # tercel.json, which is read here, is whole
+    ended = run("serve-command", str(folder), "--engine", "vllm", "--target", str(world.folder))
+    assert ended.code == 0
+    assert "vllm would not load this folder as it is meant (vLLM would stop at a setting" in ended.err
+
+
 def test_wrong_input_for_a_launch_line(world: World, folder: Path, tmp_path: Path) -> None:
     refused(run("serve-command", str(folder), "--engine", "vllm", "--top-k", "4"), "drafts only chains")
     refused(run("serve-command", str(tmp_path / "none"), "--engine", "vllm"), "there is no head")

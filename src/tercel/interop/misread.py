@@ -9,6 +9,9 @@ from tercel.errors import TercelError
 from tercel.interop.engines import ServingEngine
 from tercel.interop.proof import compare
 
+# what an engine's own code, imitated, raises at settings that nobody has checked
+_UNUSABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
 
 def misread_by(engine: ServingEngine, model: DraftModel, folder: Path, target_type: str | None) -> str | None:
     """Why `engine` would not load the head in `folder` as `model`, which was read from it; None if it would.
@@ -24,4 +27,6 @@ def misread_by(engine: ServingEngine, model: DraftModel, folder: Path, target_ty
         compare(model, engine.view(folder, depth, target_type))
     except TercelError as error:
         return str(error)
+    except _UNUSABLE as error:
+        return f"{engine.title} would stop at a setting of another kind than it takes ({error})"
     return None
