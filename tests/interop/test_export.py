@@ -98,6 +98,15 @@ def test_an_engine_gets_the_head_or_a_reason(engine: str, name: str, gguf: Path,
     json.dumps(report.to_json())
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_check_is_proposed_where_the_engines_server_can_be_asked(engine: str, gguf: Path, tmp_path: Path) -> None:
+    export(draft(feature_layers=(2, 4, 5)), engine, tmp_path / "out", gguf)
+    text = (tmp_path / "out" / "README.md").read_text()
+    ports = {"vllm": 8000, "speculators": 8000, "sglang": 30000, "llamacpp": 8080}
+    assert (f"--url http://localhost:{ports.get(engine)}" in text) == (engine in ports)
+    assert ("--url" in text) == ("server's counters" in text) == (engine in ports)
+
+
 @pytest.mark.parametrize(
     ("engine", "name", "parts"),
     [

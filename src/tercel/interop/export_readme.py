@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tercel.draft import DraftModel
 from tercel.draft.acceptance import joint
-from tercel.interop.engines import ExportJob, ServingEngine
+from tercel.interop.engines import ExportJob, ServingEngine, find
 from tercel.interop.proof import Proven
 
 
@@ -24,8 +24,11 @@ def readme(
     name = model.info.target.name if model.info.target is not None else target
     written = ", ".join(map(str, engine.ids(c.feature_layers)))
     meant = ", ".join(map(str, c.feature_layers))
-    server = " --url http://localhost:8000" if engine.server else ""
-    beside_launch = engine.beside_launch(job)
+    server, beside_launch = find(engine.run_by), engine.beside_launch(job)
+    url, counters = "", ""
+    if server.tells_counters:
+        url = f" --url http://localhost:{server.port}"
+        counters = ", and a running server's counters with what this head should reach"
     parts = [
         f"# EAGLE-3 draft head for {name}, as {who} loads it",
         f"It drafts tokens that `{name}` verifies; the text stays the target's own. Of no use with another model, and "
@@ -33,9 +36,9 @@ def readme(
         f"## Start\n```\n{command}\n```",
         *([] if beside_launch is None else [beside_launch]),
         f"## What to expect\n{_expected(model)}",
-        f"## Check\n```\ntercel doctor {shlex.quote(target)} {shlex.quote(str(job.out))}{server}\n```\n"
-        "compares template, tokenizer, RoPE, positions and vocabulary, and a running server's counters with what this "
-        "head should reach. A wrong reading never shows in the text, only in how many drafts are accepted.",
+        f"## Check\n```\ntercel doctor {shlex.quote(target)} {shlex.quote(str(job.out))}{url}\n```\n"
+        f"compares template, tokenizer, RoPE, positions and vocabulary{counters}. A wrong reading never shows in the "
+        "text, only in how many drafts are accepted.",
         f"## Written as\nLayer ids {written} are {engine.ids_mean}, so the inputs of layers {meant} of "
         f"{c.target_num_layers}. norm_before_residual {_said(c.norm_before_residual)}, norm_before_fc "
         f"{_said(c.norm_before_fc)}, fc_norm {_said(c.fc_norm)}, norm_output {_said(c.norm_output)}.",

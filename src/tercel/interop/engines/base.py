@@ -53,9 +53,9 @@ class ServingEngine(ABC):
 
     How it runs:
     takes_gguf: target and draft are GGUF files. names_target: the folder itself says what its target is. drafts_trees:
-    not only chains. server: it listens at port 8000 unless told otherwise. serve_command: one line starts it with a
-    folder and a target, so that `tercel serve-command` offers it. tells_counters: its server tells what was accepted,
-    so that `tercel doctor` can ask it (`doctor/clients`).
+    not only chains. serve_command: one line starts it with a folder and a target, so that `tercel serve-command` offers
+    it. tells_counters: its server tells what was accepted, so that `tercel doctor` can ask it (`doctor/clients`). port:
+    where that server listens unless told otherwise.
     """
 
     name: ClassVar[str]
@@ -75,9 +75,9 @@ class ServingEngine(ABC):
     takes_gguf: ClassVar[bool] = False
     names_target: ClassVar[bool] = False
     drafts_trees: ClassVar[bool] = False
-    server: ClassVar[bool] = False
     serve_command: ClassVar[bool] = False
     tells_counters: ClassVar[bool] = False
+    port: ClassVar[int] = 8000
 
     @property
     def run_by(self) -> str:

@@ -25,6 +25,7 @@ class LlamaCpp(ServingEngine):
     captures = 3
     takes_gguf = True
     tells_counters = True
+    port = 8080
 
     def loads_as_target(self, target_name: str, target_gguf: Path | None) -> str:
         return str(_given(target_gguf))

@@ -25,9 +25,9 @@ class Sglang(FolderEngine):
     wide_fc = False
     own_embeddings = False
     drafts_trees = True
-    server = True
     serve_command = True
     tells_counters = True
+    port = 30000
 
     def unwritable_ids(self, layers: tuple[int, ...], target_type: str | None) -> str | None:
         if layers[0] == 2 or target_type not in _NOT_OUTPUTS:

@@ -28,7 +28,6 @@ class TensorRtLlm(FolderEngine):
     single_layer = False
     wide_fc = False
     own_embeddings = False
-    server = True
     serve_command = True
 
     def doubts(self, c: HeadConfig, target_type: str | None) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ _OF_THE_SPECULATOR = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm
 class Vllm(FolderEngine):
     name = "vllm"
     title = "vLLM"
-    server = True
     serve_command = True
     tells_counters = True
 
@@ -45,7 +44,6 @@ class Speculators(FolderEngine):
     title = "the speculators format"
     other_widths = False
     names_target = True
-    server = True
     keeps_names = False
 
     @property
