@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,15 @@ def test_a_check_is_proposed_where_the_engines_server_can_be_asked(engine: str, 
     ports = {"vllm": 8000, "speculators": 8000, "sglang": 30000, "llamacpp": 8080}
     assert (f"--url http://localhost:{ports.get(engine)}" in text) == (engine in ports)
     assert ("--url" in text) == ("server's counters" in text) == (engine in ports)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_head_of_the_proposed_check_can_be_read(engine: str, gguf: Path, tmp_path: Path) -> None:
+    save_head(draft(feature_layers=(2, 4, 5)), tmp_path / "head")
+    export(read_head(tmp_path / "head"), engine, tmp_path / "out", gguf)
+    text = (tmp_path / "out" / "README.md").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("tercel doctor"))
+    assert read_head(Path(shlex.split(line)[3])).vocabulary.pruned
 
 
 @pytest.mark.parametrize(

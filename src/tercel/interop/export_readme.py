@@ -25,6 +25,7 @@ def readme(
     written = ", ".join(map(str, engine.ids(c.feature_layers)))
     meant = ", ".join(map(str, c.feature_layers))
     server, beside_launch = find(engine.run_by), engine.beside_launch(job)
+    checked = model.path or "HEAD" if engine.takes_gguf else job.out  # a GGUF draft is not read back as a head
     url, counters = "", ""
     if server.tells_counters:
         url = f" --url http://localhost:{server.port}"
@@ -36,7 +37,7 @@ def readme(
         f"## Start\n```\n{command}\n```",
         *([] if beside_launch is None else [beside_launch]),
         f"## What to expect\n{_expected(model)}",
-        f"## Check\n```\ntercel doctor {shlex.quote(target)} {shlex.quote(str(job.out))}{url}\n```\n"
+        f"## Check\n```\ntercel doctor {shlex.quote(target)} {shlex.quote(str(checked))}{url}\n```\n"
         f"compares template, tokenizer, RoPE, positions and vocabulary{counters}. A wrong reading never shows in the "
         "text, only in how many drafts are accepted.",
         f"## Written as\nLayer ids {written} are {engine.ids_mean}, so the inputs of layers {meant} of "
