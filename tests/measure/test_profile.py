@@ -17,10 +17,10 @@ from tercel.decode.sampling import SamplingParams
 from tercel.decode.vanilla import Vanilla
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
+from tercel.measure import machine, stopwatch
 from tercel.measure import profile as profile_module
-from tercel.measure import stopwatch
 from tercel.measure.intervals import Interval
-from tercel.measure.machine import Ceilings, Rate, Work
+from tercel.measure.machine import Ceilings, Probe, Rate, Work, reading
 from tercel.measure.profile import ProfileSettings, run_profile
 from tercel.measure.profile_cases import Context, head_cases
 from tercel.measure.profile_report import ceilings_line, plot_profile, profile_tables
@@ -186,6 +186,25 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch, steady: float, 
     monkeypatch.setattr(profile_module, "STEADY", steady)
     found = run_profile(tiny_target("llama"), {"vanilla": Vanilla()}, PROMPTS[:1], FEW)
     assert any("nothing beside it" in note for note in found.notes) == told
+
+
+def test_more_than_the_whole_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_module, "reading", lambda like, device: Probe(lambda: None, 1e-6))
+    found = run_profile(tiny_target("llama"), {"vanilla": Vanilla()}, PROMPTS[:1], FEW)
+    assert found.output[1].efficiency > 1
+    assert any("more than 100%" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("like", "free", "read"), [(0, None, 32 << 20), (40 << 20, None, 40 << 20), (1 << 40, 160 << 20, 40 << 20)]
+)
+def test_the_ceiling_is_read_from_as_much_as_weights_are(
+    monkeypatch: pytest.MonkeyPatch, like: int, free: int | None, read: int
+) -> None:
+    monkeypatch.setattr(machine, "available_memory", lambda device: free)
+    probe = reading(like, CPU)
+    assert probe.amount == read
+    assert probe.run() == read // 8  # ones
 
 
 def steps_of(token_ms: float, tau: float, nodes: float, **shares: float) -> Steps:

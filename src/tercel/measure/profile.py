@@ -115,6 +115,8 @@ def run_profile(
     timed = {
         key: Timed(ms[key], ceilings.floor_ms(case.work), ceilings.bound(case.work)) for key, case in cases.items()
     }
+    if any(piece.bound == "memory" and piece.efficiency > 1 for piece in timed.values()):
+        notes.append("what has more than 100% was read faster than memory is, so that a part of it lay in a cache")
     return Profile(
         target=target.source.name,
         head=None if drafting is None else str(drafting.draft.path),
