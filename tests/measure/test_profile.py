@@ -17,6 +17,7 @@ from tercel.decode.sampling import SamplingParams
 from tercel.decode.vanilla import Vanilla
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
+from tercel.heads import known_as, shipped
 from tercel.measure import machine, stopwatch
 from tercel.measure import profile as profile_module
 from tercel.measure.intervals import Interval
@@ -268,6 +269,12 @@ def test_the_sentence_says_what_bounds_and_what_to_do(profile: Profile, words: t
     assert "\n" not in sentence
     for word in words:
         assert word in sentence, sentence
+
+
+def test_a_head_is_called_as_users_know_it(measured: Profile, tmp_path: Path) -> None:
+    assert known_as(shipped("smollm2-135m")) == "smollm2-135m"
+    assert known_as(tmp_path / "mine") == str(tmp_path / "mine")
+    assert measured.title().startswith("head on llama, float32")  # made in memory
 
 
 def test_numbers_as_people_read_them() -> None:

@@ -29,6 +29,7 @@ from tercel.cli.paths import user_path
 from tercel.decode.proposers import EAGLE3, VANILLA, check_known, make_proposer, proposer_kind
 from tercel.errors import TercelError
 from tercel.files import write_json
+from tercel.heads import known_as
 
 if TYPE_CHECKING:
     from tercel.decode.proposer import Proposer
@@ -100,7 +101,7 @@ def command(
     draft_model = open_head(head, loaded, draft) if drafting else None
     if record and draft_model is not None:
         require_recordable(draft_model)
-    settings = BenchSettings(params, repeats, str(draft_model.path) if draft_model is not None else None)
+    settings = BenchSettings(params, repeats, known_as(draft_model.path) if draft_model is not None else None)
     compared = make_methods(names, loaded, draft_model, draft)
     report = run_with_bar(loaded, compared, asked, settings)
     if n_alpha and draft_model is not None:

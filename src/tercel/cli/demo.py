@@ -26,6 +26,7 @@ from tercel.cli.plain import visible
 from tercel.decode.proposers import EAGLE3, VANILLA, make_proposer
 from tercel.errors import TercelError
 from tercel.files import write_json, write_text
+from tercel.heads import known_as
 
 if TYPE_CHECKING:
     from tercel.decode.engine import Engine
@@ -75,7 +76,7 @@ def command(
         console.print_line(f"> {question.turns[0]}", "bold")
         request = Request(prompt_ids(loaded.tokenizer, question), params)
         show_both(console, engines, request)
-    settings = BenchSettings(params, head=str(draft_model.path))
+    settings = BenchSettings(params, head=known_as(draft_model.path))
     methods = make_methods(METHODS, loaded, draft_model, draft)
     report = run_with_bar(loaded, methods, (load_task(f"{DEMO}:{questions}", ()),), settings)
     written = write_numbers(report, out)

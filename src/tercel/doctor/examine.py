@@ -23,6 +23,7 @@ from tercel.doctor.weight_checks import (
 )
 from tercel.draft import DraftModel
 from tercel.draft.misfits import misfits
+from tercel.heads import known_as
 from tercel.interop.engines import ENGINES, as_given
 from tercel.interop.formats.head_files import HeadFiles
 from tercel.interop.misread import misread_by
@@ -36,7 +37,7 @@ def examine(model: DraftModel, target: TargetModel) -> CheckUp:
 
     Raises `TercelError` only for files that cannot be read; whatever does not fit is a finding.
     """
-    return CheckUp(target.source.name, str(model.path or "head"), model.format, tuple(_findings(model, target)))
+    return CheckUp(target.source.name, known_as(model.path), model.format, tuple(_findings(model, target)))
 
 
 def fits(model: DraftModel, target: TargetModel) -> bool:

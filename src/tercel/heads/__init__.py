@@ -22,6 +22,13 @@ def shipped(alias: str) -> Path | None:
     return Path(__file__).parent / name if name in available() else None
 
 
+def known_as(folder: Path | None) -> str:
+    """What the head in `folder` is called beside its numbers: a shipped one by its name, others by their place."""
+    if folder is None:
+        return "head"
+    return folder.name if folder.parent == Path(__file__).parent else str(folder)
+
+
 def resolve_head(name: str | None, target_name: str) -> Path:
     """The folder of the head that is meant: one on disk, a shipped one, (None) the target's shipped one, or one of
     the Hub (`owner/name`, `owner/name@revision`), which is fetched.

@@ -20,6 +20,7 @@ from tercel.decode.proposer import Proposer
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Request
 from tercel.errors import TercelError
+from tercel.heads import known_as
 from tercel.measure.intervals import Interval, median, ratio_of_totals
 from tercel.measure.machine import Ceilings, available_memory, multiplying, reading
 from tercel.measure.profile_cases import Case, Context, head_cases, output_case
@@ -119,7 +120,7 @@ def run_profile(
         notes.append("what has more than 100% was read faster than memory is, so that a part of it lay in a cache")
     return Profile(
         target=target.source.name,
-        head=None if drafting is None else str(drafting.draft.path),
+        head=None if drafting is None else known_as(drafting.draft.path),
         dtype=str(target.dtype).removeprefix("torch."),
         device=target.device,
         threads=torch.get_num_threads(),
