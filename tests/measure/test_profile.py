@@ -136,6 +136,15 @@ def test_contexts_are_those_that_fit() -> None:
         run_profile(target, {"vanilla": Vanilla()}, [Prompt("long", (5,) * 256)], FEW)
 
 
+def test_the_only_context_is_no_longer_than_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target("llama")
+    monkeypatch.setattr(profile_module, "available_memory", lambda device: 4 * target.work.cache_bytes(1) * 20)
+    settings = replace(FEW, contexts=None, usual_contexts=(64,))
+    found = run_profile(target, {"vanilla": Vanilla()}, PROMPTS, settings)
+    assert list(found.forward) == [20]
+    assert any("contexts of 64 tokens are left out: memory is short" in note for note in found.notes)
+
+
 def test_settings_refuse_what_is_no_size() -> None:
     sizes = ({"widths": (0,)}, "a block has 1 to"), ({"contexts": (-1,)}, "a context"), ({"widths": ()}, "no block")
     for wrong, words in sizes:

@@ -168,7 +168,7 @@ def _chosen(target: TargetModel, settings: ProfileSettings) -> tuple[list[int], 
         notes.append(f"contexts of {', '.join(map(str, left))} tokens are left out: {why}")
     if not fits and limit < 1:
         raise TercelError(f"{name} takes {target.context_length} tokens, too few for blocks of {max(widths)}")
-    return widths, fits or [limit], notes
+    return widths, fits or [limit if longest is None else min(limit, longest)], notes
 
 
 def _room(target: TargetModel) -> int | None:
