@@ -154,8 +154,8 @@ def _report(
     ours = [(float(tokens_of_steps(pair.drafted.tokens)), float(pair.drafted.steps)) for pair in usable]
     ratio = speedup(*_columns(theirs), *_columns(ours))
     there, here = _server_acceptance(usable, theirs), _own_acceptance(usable, ours, draft.depth)
-    same = [differs(target, pair) is None for pair in pairs]
-    text = text_finding(target, pairs)
+    different = [place for pair in pairs if (place := differs(target, pair)) is not None]
+    text = text_finding(len(pairs), different)
     template = template_finding(seen, pairs[0].prompt.tokens)
     causes: tuple[Cause, ...] = ()
     traffic = traffic_finding(pairs, draft)
@@ -164,7 +164,8 @@ def _report(
         causes = rank_causes(model, target, answers, draft, [pair.served.counts for pair in usable], ratio.value)
     acceptance = traffic or acceptance_finding(server.engine, there, here, ratio, causes, text)
     findings = tuple(finding for finding in (template, text, acceptance) if finding is not None)
-    return ServingReport(server.engine, draft, len(pairs), sum(same), there, here, ratio, causes, findings)
+    same = len(pairs) - len(different)
+    return ServingReport(server.engine, draft, len(pairs), same, there, here, ratio, causes, findings)
 
 
 def _steps_of(served: Served) -> tuple[float, float]:

@@ -82,22 +82,22 @@ def may_fall_short(ratio: Interval) -> bool:
     return falls_short(ratio) or ratio.value < SHORT
 
 
-def text_finding(target: TargetModel, pairs: Sequence[Pair]) -> Finding:
-    places = [place for pair in pairs if (place := differs(target, pair)) is not None]
-    at_once = sum(place == 0 for place in places)
+def text_finding(prompts: int, places: Sequence[int]) -> Finding:
+    """places: of the answers to `prompts` that differ from ours, their first different tokens."""
+    at_once = places.count(0)
     if not places:
-        return Finding("server text", "ok", f"the same text as token by token, on {len(pairs)} prompts")
-    if at_once * 2 > len(pairs):
+        return Finding("server text", "ok", f"the same text as token by token, on {prompts} prompts")
+    if at_once * 2 > prompts:
         return Finding(
             "server text",
             "problem",
-            f"{at_once} of {len(pairs)} answers differ from their first token on, to the very same prompt tokens",
+            f"{at_once} of {prompts} answers differ from their first token on, to the very same prompt tokens",
             "the server holds another target: other weights, another quantisation, or float16 that overflows",
         )
     return Finding(
         "server text",
         "note",
-        f"{len(places)} of {len(pairs)} answers differ from ours, the first at token {min(places) + 1}",
+        f"{len(places)} of {prompts} answers differ from ours, the first at token {min(places) + 1}",
         "near ties fall differently in another precision; compare in float32 on both sides to be sure",
     )
 
