@@ -3,20 +3,17 @@ slows all of them (spec section 10)."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 
-import numpy
 import torch
-import transformers
 
 from tercel import limits
 from tercel.chat.render import answer_text
 from tercel.decode.sampling import SamplingParams
 from tercel.errors import TercelError
+from tercel.measure.machine import versions
 from tercel.measure.methods import Method, Run
 from tercel.measure.summary import (
     VANILLA,
@@ -100,13 +97,7 @@ def run_bench(
         time_split_ms={name: split for name, split in splits.items() if split},
         params=settings.params,
         repeats=settings.repeats,
-        versions={
-            "tercel": version("tercel"),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-        },
+        versions=versions(),
         timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

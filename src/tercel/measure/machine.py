@@ -7,10 +7,13 @@ import platform
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
+import transformers
 
 from tercel.decode.clock import PhaseClock
 from tercel.measure.intervals import Interval, median
@@ -128,6 +131,21 @@ def available_memory(device: torch.device) -> int | None:
     told = Path("/proc/meminfo")
     found = re.search(r"MemAvailable:\s+(\d+) kB", told.read_text("utf-8")) if told.is_file() else None
     return int(found[1]) << 10 if found else None
+
+
+def versions() -> dict[str, str]:
+    """Of what computes here."""
+    return {
+        "tercel": version("tercel"),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def in_threads(count: int) -> str:
+    return f"{count} thread" if count == 1 else f"{count} threads"
 
 
 def describe(device: torch.device) -> dict[str, Any]:

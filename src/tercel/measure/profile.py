@@ -19,6 +19,7 @@ from tercel.decode.loop import DecodingLoop
 from tercel.decode.proposer import Proposer
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import GenerationResult, Request
+from tercel.draft.acceptance import tokens_of_steps
 from tercel.errors import TercelError
 from tercel.heads import known_as
 from tercel.measure.intervals import Interval, median, ratio_of_totals
@@ -224,7 +225,7 @@ def _steps(target: TargetModel, results: Sequence[GenerationResult]) -> Steps:
     return Steps(
         ms={phase: _over([1e3 * value for value in spent[phase]], steps) for phase in PHASES},
         share={phase: _over(spent[phase], whole) for phase in PHASES},
-        tau=_over([len(result.tokens) - 1 for result in ran], steps),
+        tau=_over([tokens_of_steps(result.tokens) for result in ran], steps),
         nodes=sum(result.nodes for result in ran) / sum(steps),
         context=sum(result.prompt_tokens + len(result.tokens) / 2 for result in ran) / len(ran),
         steps=sum(steps),

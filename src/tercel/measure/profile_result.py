@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
 import torch
-import transformers
 
 from tercel.decode.proposers import VANILLA
 from tercel.measure.intervals import Interval
-from tercel.measure.machine import Ceilings, describe
+from tercel.measure.machine import Ceilings, describe, in_threads, versions
 
 
 @dataclass(frozen=True)
@@ -97,9 +94,8 @@ class Profile:
         return self.forward[self.context]
 
     def title(self) -> str:
-        threads = f"{self.threads} thread" if self.threads == 1 else f"{self.threads} threads"
         drafted = f"{self.head} on " if self.head else ""
-        return f"{drafted}{self.target}, {self.dtype}, {self.device}, {threads}"
+        return f"{drafted}{self.target}, {self.dtype}, {self.device}, {in_threads(self.threads)}"
 
     def to_json(self) -> dict[str, Any]:
         """`forward_ms` and `floor_ms` are those at `context`, `step_share` that of `method`."""
@@ -126,12 +122,7 @@ class Profile:
             "steps": {name: steps.to_json() for name, steps in self.steps.items()},
             "rounds": self.rounds,
             "notes": list(self.notes),
-            "versions": {
-                "tercel": version("tercel"),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions(),
             "timestamp": self.timestamp,
         }
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from tercel.errors import TercelError
 from tercel.files import atomic_file
 from tercel.measure.intervals import Interval
+from tercel.measure.machine import in_threads
 from tercel.measure.summary import BenchReport, MethodSummary
 
 HEADINGS = (
@@ -27,7 +28,7 @@ HEADINGS = (
 
 def bench_table(report: BenchReport) -> Table:
     """One line a task and method; intervals are 95 %."""
-    title = f"{report.target}, {report.dtype}, {report.device}, {_threads(report.threads)}"
+    title = f"{report.target}, {report.dtype}, {report.device}, {in_threads(report.threads)}"
     if report.head:
         title = f"{report.head} on {title}"
     table = Table(title=title)
@@ -43,7 +44,7 @@ def bench_table(report: BenchReport) -> Table:
 def check_drawing() -> None:
     """Raises `TercelError` if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        raise TercelError("drawing a benchmark needs matplotlib; install it with: pip install 'tercel[report]'")
+        raise TercelError("drawing needs matplotlib; install it with: pip install 'tercel[report]'")
 
 
 def plot_bench(report: BenchReport, path: Path) -> None:
@@ -86,16 +87,12 @@ def plot_bench(report: BenchReport, path: Path) -> None:
                 )
     axes.set_xticks(range(len(report.tasks)), [task.name for task in report.tasks])
     axes.set_ylabel("tokens a second")
-    axes.set_title(f"{report.target}, {report.dtype}, {report.device}, {_threads(report.threads)}", fontsize=9)
+    axes.set_title(f"{report.target}, {report.dtype}, {report.device}, {in_threads(report.threads)}", fontsize=9)
     axes.margins(y=0.15)
     axes.legend(fontsize=8)
     figure.tight_layout()
     with atomic_file(path) as partial:
         figure.savefig(partial, format="png")
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread" if count == 1 else f"{count} threads"
 
 
 def _cells(summary: MethodSummary) -> tuple[str, ...]:
