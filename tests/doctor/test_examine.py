@@ -243,7 +243,7 @@ def test_a_template_whose_training_text_is_unlike_serving() -> None:
 
 
 def test_a_template_that_cannot_be_used_is_found_once() -> None:
-    (found,) = template_findings(tiny_tokenizer("{{ raise_exception('no') }}"), {}, None)
+    (found,) = template_findings(tiny_tokenizer("{{ raise_exception('no') }}"), TrainingRecord(), None)
     assert (found.check, found.level) == ("template", "problem")
     assert "cannot be used: the chat template of" in found.found
 

@@ -106,24 +106,22 @@ def _same_conventions(model: DraftModel, seen: EngineView) -> None:
     if (seen.embeddings == "own") != c.own_embeddings:
         raise TercelError(f"{seen.engine} would look tokens up in {seen.embeddings} embeddings, unlike the head")
     sizes = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
-    if sizes != (seen.num_attention_heads, seen.num_key_value_heads, seen.head_dim):
+    if sizes != (seen.sizes.heads, seen.sizes.kv_heads, seen.sizes.head_dim):
         raise TercelError(f"{seen.engine} would split attention into other heads than {sizes}")
 
 
 def _same_rope(model: DraftModel, seen: EngineView) -> None:
     c, rotary = model.eagle3.config, model.eagle3.rotary
-    frequencies, scale = frequencies_of(seen.rope, seen.head_dim)
+    frequencies, scale = frequencies_of(seen.rope, seen.sizes.head_dim)
     same = torch.allclose(frequencies, rotary.inv_freq.float().cpu(), rtol=1e-5, atol=0)
     if not same or abs(scale - float(rotary.attention_scaling)) > 1e-5:
         raise TercelError(
             f"{seen.engine} would rotate with {seen.rope}, but the head was trained with {c.rope_parameters}"
         )
-    if abs(seen.eps - c.rms_norm_eps) > 1e-5 * c.rms_norm_eps:
-        raise TercelError(f"{seen.engine} would norm with epsilon {seen.eps:g}, not {c.rms_norm_eps:g}")
-    if seen.max_position_embeddings != c.max_position_embeddings:
-        raise TercelError(
-            f"{seen.engine} reads {seen.max_position_embeddings} positions, not {c.max_position_embeddings}"
-        )
+    if abs(seen.sizes.eps - c.rms_norm_eps) > 1e-5 * c.rms_norm_eps:
+        raise TercelError(f"{seen.engine} would norm with epsilon {seen.sizes.eps:g}, not {c.rms_norm_eps:g}")
+    if seen.sizes.positions != c.max_position_embeddings:
+        raise TercelError(f"{seen.engine} reads {seen.sizes.positions} positions, not {c.max_position_embeddings}")
 
 
 @torch.no_grad()

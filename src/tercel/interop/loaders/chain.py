@@ -57,7 +57,7 @@ def _weight(view: EngineView, role: str) -> Tensor:
 
 
 def _norm(view: EngineView, x: Tensor, role: str) -> Tensor:
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + view.eps) * _weight(view, role)
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + view.sizes.eps) * _weight(view, role)
 
 
 def _fuse(view: EngineView, features: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def _project(view: EngineView, x: Tensor, name: str) -> Tensor:
 
 def _attend(view: EngineView, x: Tensor, positions: Tensor, past: _Past) -> Tensor:
     """Row `t` sees rows `0..t` of step 0 and its own entries of later steps."""
-    rows, heads, kv, size = len(x), view.num_attention_heads, view.num_key_value_heads, view.head_dim
+    rows, heads, kv, size = len(x), view.sizes.heads, view.sizes.kv_heads, view.sizes.head_dim
     query = _rotate(view, _project(view, x, "q").view(rows, heads, size), positions)
     past.keys.append(_rotate(view, _project(view, x, "k").view(rows, kv, size), positions))
     past.values.append(_project(view, x, "v").view(rows, kv, size))
@@ -106,10 +106,10 @@ def _attend(view: EngineView, x: Tensor, positions: Tensor, past: _Past) -> Tens
 
 def _rotate(view: EngineView, x: Tensor, positions: Tensor) -> Tensor:
     """`x` `[T, heads, D]`; the first half of a head turns with the second."""
-    frequencies, scale = frequencies_of(view.rope, view.head_dim)
+    frequencies, scale = frequencies_of(view.rope, view.sizes.head_dim)
     angle = positions.float()[:, None, None] * frequencies
     cos, sin = torch.cos(angle) * scale, torch.sin(angle) * scale
-    half = view.head_dim // 2
+    half = view.sizes.head_dim // 2
     low, high = x[..., :half], x[..., half:]
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 

@@ -80,17 +80,13 @@ def view_llamacpp(folder: Path, num_layers: int) -> EngineView:
         placed.weights[role] = _halves(placed.weights[role], heads)
     return EngineView(
         engine="llamacpp",
+        sizes=sizes,
         layers=layers,
         weights=placed.weights,
         flags=flags,
         d2t=check_map("llama.cpp", d2t.long() - torch.arange(len(d2t)), sizes) if d2t is not None else None,
         embeddings="own" if own else "target",
         rope=_rope(key, factors),
-        eps=float(key("attention.layer_norm_rms_epsilon")),
-        max_position_embeddings=int(key("context_length")),
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
         random=("lm_head.weight",) if "lm_head.weight" in placed.missing else (),
         skipped=(),
     )
@@ -131,6 +127,8 @@ def _sizes(key: Callable[..., Any], fields: dict[str, Any], tensors: dict[str, T
         vocab=len(vocabulary),
         draft_vocab=len(tensors["d2t"]) if "d2t" in tensors else len(vocabulary),
         features=3,
+        eps=float(key("attention.layer_norm_rms_epsilon")),
+        positions=int(key("context_length")),
     )
 
 

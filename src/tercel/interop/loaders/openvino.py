@@ -45,17 +45,13 @@ def view_openvino(folder: Path, num_layers: int) -> EngineView:
     placed.weights.pop("t2d", None)
     return EngineView(
         engine="openvino",
+        sizes=sizes,
         layers=layers,
         weights=placed.weights,
         flags=dict.fromkeys(("norm_before_residual", "norm_before_fc", "norm_output", "fc_norm"), False),
         d2t=check_map("OpenVINO", d2t, sizes) if d2t is not None else None,
         embeddings="target",
         rope=transformers_rope(config),
-        eps=float(config.get("rms_norm_eps", 1e-6)),
-        max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
         random=placed.missing,
         skipped=placed.left_over,
     )

@@ -22,6 +22,24 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Numbers an engine builds its modules with. features: how many layers `fc` takes; eps: of the norms; positions: of
+    the longest text."""
+
+    hidden: int
+    target_hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    draft_vocab: int
+    features: int
+    eps: float
+    positions: int
+
+
+@dataclass(frozen=True)
 class EngineView:
     """What an engine makes of a folder.
 
@@ -35,34 +53,15 @@ class EngineView:
     """
 
     engine: str
+    sizes: Sizes
     layers: tuple[int, ...]
     weights: dict[str, Tensor]
     flags: dict[str, bool]
     d2t: Tensor | None
     embeddings: Literal["target", "own"]
     rope: dict[str, Any]
-    eps: float
-    max_position_embeddings: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
     random: tuple[str, ...]
     skipped: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes an engine builds its modules with; `features` is the number of layers that `fc` takes."""
-
-    hidden: int
-    target_hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    draft_vocab: int
-    features: int
 
 
 def read_config(engine: str, folder: Path) -> dict[str, Any]:
@@ -112,6 +111,8 @@ def llama_sizes(engine: str, config: dict[str, Any], features: int, draft_vocab:
         vocab=int(config.get("vocab_size", 32000)),
         draft_vocab=draft_vocab,
         features=features,
+        eps=float(config.get("rms_norm_eps", 1e-6)),
+        positions=int(config.get("max_position_embeddings", 2048)),
     )
 
 

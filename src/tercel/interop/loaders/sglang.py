@@ -78,17 +78,13 @@ def view_sglang(folder: Path, num_layers: int, target_type: str | None = None) -
     weights = {role: tensor for role, tensor in placed.weights.items() if own or role != "embed_tokens.weight"}
     return EngineView(
         engine="sglang",
+        sizes=sizes,
         layers=layers,
         weights=weights,
         flags=flags,
         d2t=check_map("SGLang", d2t, sizes) if d2t is not None else None,
         embeddings="own" if own else "target",
         rope=transformers_rope(config),
-        eps=float(config.get("rms_norm_eps", 1e-6)),
-        max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
         random=tuple(sorted(random)),
         skipped=tuple(sorted(skipped)),
     )

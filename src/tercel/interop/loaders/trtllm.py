@@ -68,17 +68,13 @@ def view_trtllm(folder: Path, num_layers: int) -> EngineView:
     used = {"d2t"} if pruned else set()
     return EngineView(
         engine="trtllm",
+        sizes=sizes,
         layers=layers,
         weights=placed.weights,
         flags=flags,
         d2t=check_map("TensorRT-LLM", tensors["d2t"], sizes) if pruned else None,
         embeddings="own" if own else "target",
         rope=_rope(config),
-        eps=float(config.get("rms_norm_eps", 1e-6)),
-        max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
         random=placed.missing,
         skipped=tuple(name for name in placed.left_over if name not in used),
     )

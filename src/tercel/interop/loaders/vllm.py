@@ -124,17 +124,13 @@ def _load(engine: str, config: dict[str, Any], tensors: Named, num_layers: int) 
         raise TercelError("vLLM would take the target's lm_head, as the file has none, but the vocabularies differ")
     return EngineView(
         engine=engine,
+        sizes=sizes,
         layers=layers,
         weights=placed.weights,
         flags=flags,
         d2t=check_map("vLLM", d2t, sizes) if d2t is not None else None,
         embeddings="own" if own else "target",
         rope=transformers_rope(config),
-        eps=float(config.get("rms_norm_eps", 1e-6)),
-        max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
         random=tuple(sorted(random)),
         skipped=skipped,
     )
