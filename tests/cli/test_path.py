@@ -12,7 +12,7 @@ from tercel.cli.train_progress import TrainProgress
 from tercel.decode.responder import EngineResponder
 
 from .conftest import RECIPE, World
-from .running import everything, run, run_program
+from .running import everything, refused, run, run_program
 
 EXACT = ["--dtype", "float32"]
 
@@ -231,6 +231,7 @@ def test_bench(tmp_path: Path, world: World) -> None:
     assert report["tasks"]["prompts"]["eagle3"]["identical"] == 1
     assert len(report["n_alpha"]) == 2
     assert plot.read_bytes().startswith(b"\x89PNG")
+    refused(run(*asked, "--plot", str(tmp_path / "bench.txt")), "no name of a picture", ".png or .svg")
 
 
 def test_chat(world: World) -> None:

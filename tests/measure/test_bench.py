@@ -14,7 +14,7 @@ from tercel.draft.acceptance import NAlpha
 from tercel.errors import TercelError
 from tercel.measure.bench import BenchProgress, BenchSettings, run_bench
 from tercel.measure.methods import EngineMethod, Run, TransformersMethod
-from tercel.measure.report import bench_table, plot_bench
+from tercel.measure.report import bench_table, check_picture, plot_bench
 from tercel.measure.tasks import Question, Task, load_task, prompt_ids
 from tests.measure.worlds import OwnTree, chat_target, vanilla
 
@@ -192,7 +192,10 @@ def test_table_and_picture(tmp_path: Path) -> None:
     assert "4.00" in line
     assert "0%" in line
     plot_bench(report, tmp_path / "bench.png")
+    plot_bench(report, tmp_path / "bench.svg")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (tmp_path / "bench.svg").read_bytes()
+    assert check_picture(Path("-")) == "png"
 
 
 def _request(prompt: tuple[int, ...], params: SamplingParams):

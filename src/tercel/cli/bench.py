@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,12 +19,12 @@ from tercel.cli.options import (
     HeadName,
     JsonFile,
     ModelOptions,
+    PlotFile,
     Sample,
     TargetName,
     TaskList,
     Temperature,
 )
-from tercel.cli.paths import user_path
 from tercel.decode.proposers import EAGLE3, VANILLA, check_known, make_proposer, proposer_kind
 from tercel.errors import TercelError
 from tercel.files import write_json
@@ -72,10 +71,7 @@ def command(
         bool, typer.Option("--record", help="Keep acceptance and speedup in the head's files and on its card.")
     ] = False,
     json_file: JsonFile = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", parser=user_path, help="Draw the result there.", show_default=False),
-    ] = None,
+    plot: PlotFile = None,
     generation_config: FollowConfig = True,
 ) -> None:
     """Measure speed and acceptance on tasks, with 95 % intervals."""
@@ -87,11 +83,11 @@ def command(
     from tercel.decode.generation_config import Asked
     from tercel.measure.bench import BenchSettings
     from tercel.measure.record import require_recordable
-    from tercel.measure.report import bench_table, check_drawing, plot_bench
+    from tercel.measure.report import bench_table, check_picture, plot_bench
     from tercel.measure.tasks import parse_tasks
 
     if plot is not None:
-        check_drawing()
+        check_picture(plot)
     given = {"temperature": temperature, "seed": seed, "max_new_tokens": max_new_tokens}
     wanted = Asked(given, sample, generation_config)
     asked = parse_tasks(tasks, tuple(data_dir or ()))

@@ -46,6 +46,10 @@ JsonFile = Annotated[
         show_default=False,
     ),
 ]
+PlotFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.png|svg", parser=user_path, help="Draw the result there.", show_default=False),
+]
 TaskList = Annotated[
     str,
     typer.Option(metavar="NAME_OR_FILE[:N],…", parser=user_names, help="Tasks, each with all or N of its questions."),

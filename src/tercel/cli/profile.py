@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,9 +17,10 @@ from tercel.cli.options import (
     HeadName,
     JsonFile,
     ModelOptions,
+    PlotFile,
     TargetName,
 )
-from tercel.cli.paths import user_names, user_path
+from tercel.cli.paths import user_names
 from tercel.cli.settings import parse_numbers
 from tercel.decode.proposers import VANILLA, make_proposer, proposer_kind
 from tercel.files import write_json
@@ -66,10 +66,7 @@ def command(
         bool, typer.Option("--quick", help="In about 20 seconds instead of one or two minutes, for a small model.")
     ] = False,
     json_file: JsonFile = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png|svg", parser=user_path, help="Draw the result there.", show_default=False),
-    ] = None,
+    plot: PlotFile = None,
     generation_config: FollowConfig = True,
 ) -> None:
     """Measure where time goes: forwards by width and context beside what the machine could do, a head's levels, and
@@ -79,8 +76,9 @@ def command(
     """
     from tercel.decode.generation_config import Asked
     from tercel.measure.profile import CONTEXTS, USUAL_CONTEXT, ProfileSettings, run_profile
-    from tercel.measure.profile_report import ceilings_line, check_picture, plot_profile, profile_tables
+    from tercel.measure.profile_report import ceilings_line, plot_profile, profile_tables
     from tercel.measure.profile_verdict import verdict
+    from tercel.measure.report import check_picture
     from tercel.measure.stopwatch import Patience
     from tercel.measure.tasks import first_prompts, parse_tasks
 

@@ -9,12 +9,10 @@ from typing import Any
 from rich.table import Table
 
 from tercel.decode.clock import PHASES
-from tercel.errors import TercelError
 from tercel.files import atomic_file
 from tercel.measure.profile_result import Profile, Timed, in_ms
-from tercel.measure.report import check_drawing
+from tercel.measure.report import check_picture
 
-FORMATS = (".png", ".svg")
 _EACH = ("ms", "95 %", "floor", "efficiency", "bound")
 
 
@@ -33,19 +31,12 @@ def ceilings_line(profile: Profile) -> str:
     )
 
 
-def check_picture(path: Path) -> None:
-    """Raises `TercelError` for a file that is no picture's, or without matplotlib."""
-    if path.suffix.lower() not in FORMATS:
-        raise TercelError(f"{path} is no name of a picture that is drawn here; let it end in {' or '.join(FORMATS)}")
-    check_drawing()
-
-
 def plot_profile(profile: Profile, path: Path) -> None:
     """Draw forwards beside their floors, a head's levels and the shares of a step.
 
     Raises `TercelError` as `check_picture`, and if `path` cannot be written.
     """
-    check_picture(path)
+    kind = check_picture(path)
     from matplotlib.figure import Figure
 
     ratios = [3, 2, 2] if profile.levels else [3, 2]
@@ -57,7 +48,7 @@ def plot_profile(profile: Profile, path: Path) -> None:
     _draw_steps(axes[-1], profile)
     figure.suptitle(profile.title(), fontsize=9)
     with atomic_file(path) as partial:
-        figure.savefig(partial, format=path.suffix.lower().removeprefix("."))
+        figure.savefig(partial, format=kind)
 
 
 def _by_context(profile: Profile) -> Table:

@@ -8,11 +8,12 @@ from pathlib import Path
 from rich.table import Table
 
 from tercel.errors import TercelError
-from tercel.files import atomic_file
+from tercel.files import atomic_file, is_stream
 from tercel.measure.intervals import Interval
 from tercel.measure.machine import in_threads
 from tercel.measure.summary import BenchReport, MethodSummary
 
+FORMATS = (".png", ".svg")
 HEADINGS = (
     "task",
     "method",
@@ -41,18 +42,23 @@ def bench_table(report: BenchReport) -> Table:
     return table
 
 
-def check_drawing() -> None:
-    """Raises `TercelError` if matplotlib is not installed."""
+def check_picture(path: Path) -> str:
+    """The format that a picture's file name asks for; PNG where it is no file. Raises `TercelError` for another name,
+    and without matplotlib."""
+    suffix = ".png" if is_stream(path) else path.suffix.lower()
+    if suffix not in FORMATS:
+        raise TercelError(f"{path} is no name of a picture that is drawn here; let it end in {' or '.join(FORMATS)}")
     if find_spec("matplotlib") is None:
         raise TercelError("drawing needs matplotlib; install it with: pip install 'tercel[report]'")
+    return suffix.removeprefix(".")
 
 
 def plot_bench(report: BenchReport, path: Path) -> None:
-    """Write a PNG: tokens a second of every method by task, with 95 % intervals, and each bar's τ above it.
+    """Draw tokens a second of every method by task, with 95 % intervals, and each bar's τ above it.
 
-    Raises `TercelError` if matplotlib is not installed or `path` cannot be written.
+    Raises `TercelError` as `check_picture`, and if `path` cannot be written.
     """
-    check_drawing()
+    kind = check_picture(path)
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(name for task in report.tasks for name in task.methods))
@@ -92,7 +98,7 @@ def plot_bench(report: BenchReport, path: Path) -> None:
     axes.legend(fontsize=8)
     figure.tight_layout()
     with atomic_file(path) as partial:
-        figure.savefig(partial, format="png")
+        figure.savefig(partial, format=kind)
 
 
 def _cells(summary: MethodSummary) -> tuple[str, ...]:
