@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from itertools import islice
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,62 +26,37 @@ def main() -> int:
     if args.only:
         return show(args.only, args.seed)
     started = time.monotonic()
-    found = _side_by_side(args.jobs) if args.jobs > 1 else _run(args, started)
+    work = partial(_part, args, started + 60 * args.minutes if args.minutes else None)
+    with ProcessPoolExecutor(args.jobs, get_context("fork")) as pool:
+        found = merged(list(pool.map(work, range(args.jobs))))
     found["seconds"] = round(time.monotonic() - started)
     found["command"] = shlex.join(["python", "-m", "attack", *sys.argv[1:]])
     if args.json:
         write_json(found, args.json)
     if args.write:
         write_table(found, args.write)
-    if args.part == (0, 1):
-        print(table(found))
+    print(table(found))
     return 0 if found["clean"] == found["inputs"] and not any(kill["fault"] for kill in found["kills"]) else 1
 
 
-def _run(args: argparse.Namespace, started: float) -> dict[str, Any]:
-    """The inputs of this process, one after another, and then the kills."""
-    kinds, (part, parts) = _chosen(args.kinds), args.part
+def _part(args: argparse.Namespace, until: float | None, part: int) -> dict[str, Any]:
+    """One process's share of the inputs, one after another, and then of the kills."""
+    kinds, jobs = _chosen(args.kinds), args.jobs
     results, kills = [], []
-    until = started + 60 * args.minutes if args.minutes else None
     with campaign(args.seed) as attack:
-        for result in attack.try_all(order(kinds, args.quick)[part::parts], until):
+        for result in attack.try_all(order(kinds, args.quick)[part::jobs], until):
             results.append(result)
             _say(result, args.verbose)
         if until is not None:  # time is left: as many further inputs as it holds
-            start = {kind.name: max(kind.numbers(quick=False)) + 1 for kind in kinds}
-            for result in attack.try_all(islice(endless(kinds, start), part, None, parts), until):
+            start = {kind.name: max(kind.numbers(quick=False)) + 1 + part for kind in kinds}
+            for result in attack.try_all(endless(kinds, start, jobs), until):
                 results.append(result)
                 _say(result, args.verbose)
         if not (args.quick or args.kinds):
-            for kill in kill_all(attack.path / "kills", part=part, parts=parts):
+            for kill in kill_all(attack.path / "kills", part=part, parts=jobs):
                 kills.append(kill)
                 print(f"{'FAIL' if kill.fault else 'ok  '} killed: {kill.name} {kill.fault}", flush=True)
     return report(results, kills, kinds, args.seed)
-
-
-def _side_by_side(jobs: int) -> dict[str, Any]:
-    """The same campaign in `jobs` processes, each with its share of the inputs and of the kills."""
-    with tempfile.TemporaryDirectory(prefix="tercel-attack-parts-") as folder:
-        answers = [Path(folder, f"{part}.json") for part in range(jobs)]
-        again = [sys.executable, "-m", "attack", *sys.argv[1:], "--jobs", "1", "--write", ""]  # the last one counts
-        running = [
-            subprocess.Popen([*again, "--part", f"{part}/{jobs}", "--json", str(answer)], stdout=None)
-            for part, answer in enumerate(answers)
-        ]
-        for process in running:
-            process.wait()
-        if missing := [answer.stem for answer in answers if not answer.exists()]:
-            raise SystemExit(f"part {missing[0]} of {jobs} ended without an answer; what it printed says why")
-        return merged([json.loads(answer.read_text("utf-8")) for answer in answers])
-
-
-def _page(text: str) -> Path | None:
-    return Path(text) if text else None
-
-
-def _part(text: str) -> tuple[int, int]:
-    part, _, parts = text.partition("/")
-    return int(part), int(parts)
 
 
 def show(id: str, seed: int) -> int:
@@ -123,14 +97,13 @@ def _chosen(names: str) -> Sequence[Kind]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m attack", description=__doc__)
     parser.add_argument("--json", type=Path, help="write all counts and every input that was not clean there")
-    parser.add_argument("--write", type=_page, help="put the table into this page, between its marks")
+    parser.add_argument("--write", type=Path, help="put the table into this page, between its marks")
     parser.add_argument("--kinds", default="", help="only these, with commas between")
     parser.add_argument("--seed", type=int, default=0, help="other inputs of the same kinds")
     parser.add_argument("--quick", action="store_true", help="a few of every kind: what the test suite runs")
     parser.add_argument("--minutes", type=float, help="stop after so long; go on with further inputs until then")
     parser.add_argument("--only", metavar="KIND:NUMBER", help="one input, with all that it printed")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side; each takes a core")
-    parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="every Nth input from the Ith on")
     parser.add_argument("--verbose", action="store_true", help="a line for every input, clean ones too")
     return parser.parse_args()
 

@@ -185,14 +185,14 @@ def order(kinds: Sequence[Kind], quick: bool) -> list[tuple[Kind, int]]:
     return [(kinds[index], number) for _, index, number in sorted(places)]
 
 
-def endless(kinds: Sequence[Kind], start: dict[str, int]) -> Iterator[tuple[Kind, int]]:
-    """Further numbers of every kind that has them, for as long as somebody asks."""
+def endless(kinds: Sequence[Kind], start: dict[str, int], step: int = 1) -> Iterator[tuple[Kind, int]]:
+    """Every `step`th further number of every kind that has them, for as long as somebody asks."""
     open_ended = [kind for kind in kinds if kind.further is not None]
     number = 0
     while open_ended:
         for kind in open_ended:
             yield kind, start[kind.name] + number
-        number += 1
+        number += step
 
 
 def line(result: Result) -> str:

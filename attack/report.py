@@ -23,8 +23,8 @@ def report(
     kinds: Sequence[Kind],
     seed: int,
 ) -> dict[str, Any]:
-    """Counts by kind, what was not clean in full, kills, and under which conditions; the caller adds how many seconds
-    it took and the command."""
+    """Of a campaign, or a part of one: counts by kind, what was not clean in full, kills, and under which conditions;
+    the caller adds how many seconds it took and the command."""
     rows = {kind.name: [result for result in results if result.kind == kind.name] for kind in kinds}
     return {
         "date": date.today().isoformat(),

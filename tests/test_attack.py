@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
+from attack.campaign import Result, endless
 from attack.forks import Ended
 from attack.inputs import Command, Room
+from attack.kills import Killed
 from attack.kinds import KINDS
 from attack.mutate import ODD, RAW, change_json, to_json
-from attack.report import BEGIN, END, write_table
+from attack.report import BEGIN, END, merged, report, write_table
 from attack.verdicts import faults, screen
 from attack.watch import differences, picture
 from attack.world import World
@@ -27,17 +30,17 @@ SEED = 0
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """In a process of its own: only one without threads can fork children that are sound."""
-    report = tmp_path_factory.mktemp("attack") / "attack.json"
-    command = [sys.executable, "-m", "attack", "--quick", "--seed", str(SEED), "--json", str(report)]
+    found = tmp_path_factory.mktemp("attack") / "attack.json"
+    command = [sys.executable, "-m", "attack", "--quick", "--jobs", "2", "--seed", str(SEED), "--json", str(found)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert report.is_file(), done.stderr
-    return dict(json.loads(report.read_text("utf-8")))
+    assert found.is_file(), done.stderr
+    return dict(json.loads(found.read_text("utf-8")))
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
 def test_hostile_inputs_end_cleanly(attacked: dict[str, Any], kind: str) -> None:
-    counts = attacked["kinds"][kind]
-    assert counts["inputs"] >= 5
+    (numbers,) = (known.numbers(quick=True) for known in KINDS if known.name == kind)
+    assert attacked["kinds"][kind]["inputs"] == len(numbers) >= 5
     bad = [row for row in attacked["not_clean"] if row["kind"] == kind]
     assert not bad, "\n".join(f"{row['id']} ({row['title']}): {row['faults']}" for row in bad)
 
@@ -132,6 +135,32 @@ def test_changes_come_from_the_seed() -> None:
     assert len({change_json(Random(i), value)[1] for i in range(50)}) > 25
     assert value == {"a": [1, 2, {"b": "x"}], "c": 3.5}
     assert to_json({"a": RAW + "[[", "b": ODD["null"]}) == b'{"a": [[, "b": null}'
+
+
+def test_reports_of_parts_add_up_to_that_of_the_whole() -> None:
+    results = [
+        Result(kind.name, number, "", (), ("bad",) * (number % 5 == 0), 2 * (number % 2), cpu, cpu, 0, number % 3 == 0)
+        for cpu, (number, kind) in enumerate((number, kind) for number in range(20) for kind in KINDS[:2])
+    ]
+    kills = [Killed("train", 7, 7), Killed("save", 3, 3, "gone")]
+    whole = report(results, kills, KINDS[:2], SEED)
+    parts = merged([report(results[part::2], kills[part::2], KINDS[:2], SEED) for part in (0, 1)])
+    for found in (whole, parts):
+        found["not_clean"].sort(key=lambda row: str(row["id"]))
+    assert parts == whole
+    assert merged([whole]) == whole
+
+
+def test_further_inputs_of_parts_are_all_different_and_of_every_kind() -> None:
+    kinds = [kind for kind in KINDS if kind.further]
+    whole, *parts = (
+        list(islice(endless(KINDS, {kind.name: part for kind in KINDS}, step), count * len(kinds)))
+        for part, step, count in ((0, 1, 6), (0, 2, 3), (1, 2, 3))
+    )
+    assert {kind.name for kind, _ in parts[0]} == {kind.name for kind, _ in parts[1]} == {kind.name for kind in kinds}
+    assert sorted((kind.name, number) for part in parts for kind, number in part) == sorted(
+        (kind.name, number) for kind, number in whole
+    )
 
 
 def test_only_the_table_of_the_page_is_replaced(tmp_path: Path) -> None:
