@@ -110,9 +110,10 @@ def run(
     for fd in (stdin, out_child, err_child):
         os.close(fd)
     streams = (_Stream(out, limits.output, around.hang_up), _Stream(err, limits.output))
-    stopped = _watch(child, streams, started + limits.wall)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
+    try:
+        stopped = _watch(child, streams, started + limits.wall)
+    finally:  # also where this process is interrupted: the child, which leads a session, is not
+        _kill(child)
     _, status, used = os.wait4(child, 0)
     _drain(streams, limits)
     return Ended(
@@ -149,14 +150,17 @@ def serve(behaviour: Callable[[socket.socket], None], limits: Limits) -> tuple[i
 
 def end(child: int) -> None:
     """End a child of `serve`."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):  # before it leads a group of its own
-        os.kill(child, signal.SIGKILL)
+    _kill(child)
     os.waitpid(child, 0)
 
 
 # ------------------------------------------------------------------------------------------------ in the parent
+
+
+def _kill(child: int) -> None:
+    for kill in (os.killpg, os.kill):  # the second for one that does not lead a group yet
+        with contextlib.suppress(ProcessLookupError):
+            kill(child, signal.SIGKILL)
 
 
 def _no_threads() -> None:

@@ -92,6 +92,29 @@ def test_every_fault_is_noticed(tmp_path: Path, how: Ended, word: str) -> None:
     assert word in judged(tmp_path, how)[0]
 
 
+def test_an_interruption_ends_the_command_too(tmp_path: Path) -> None:
+    script = f"""
+import os, signal, time
+from pathlib import Path
+from attack.child import Limits, Surroundings
+from attack.forks import run
+
+def main(arguments):
+    Path("child").write_text(str(os.getpid()))
+    time.sleep(0.5)
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(60)
+
+try:
+    run([], Surroundings({{}}, Path({str(tmp_path)!r})), Limits(), main)
+except KeyboardInterrupt:
+    os.waitpid(int(Path({str(tmp_path)!r}, "child").read_text()), 0)
+    print("ended")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.stdout == "ended\n", done.stderr
+
+
 def test_what_a_command_may_not_do_is_noticed(tmp_path: Path) -> None:
     assert "taken without a word" in judged(tmp_path, ended(0), Command(["x"], must="refuse"))[0]
     assert "refused, but" in judged(tmp_path, ended(2, "", "error: no\n"), Command(["x"], must="run"))[0]
