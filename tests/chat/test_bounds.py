@@ -223,6 +223,23 @@ def test_a_deadline_is_over_with_its_block() -> None:
         pass
 
 
+def test_a_deadline_of_memory_gives_time_to_end_the_block() -> None:
+    """What was too much is still held while the block ends."""
+    raised, held = 0, []
+    with deadline(60, 32 << 20):
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            try:
+                while time.monotonic() < until:
+                    if len(held) < 48:
+                        held.append(b"x" * (1 << 20))
+                    time.sleep(0.001)
+            except DeadlineError:
+                until = until if raised else time.monotonic() + 0.3
+                raised += 1
+    assert raised == 1
+
+
 def test_a_deadline_that_was_dropped_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tercel.chat.deadline.AGAIN", 0.05)
 

@@ -73,7 +73,7 @@ class _Watcher:
                     size = _process_bytes()
                     block.size = size if block.size is None else block.size
                     if time.monotonic() > block.until or size > block.size + block.growth:
-                        block.until = time.monotonic() + AGAIN
+                        block.until, block.size = time.monotonic() + AGAIN, size
                         _raise_in(thread, DeadlineError)
 
 

@@ -37,7 +37,8 @@ class Journal:
                 stream.write(json.dumps(entry) + "\n")
         except OSError as error:
             reason = error.strerror or error
-            raise TercelError(f"writing {self.path} failed: {reason}; free space or restore the right to write, then resume") from error
+            advice = "free space or restore the right to write, then resume"
+            raise TercelError(f"writing {self.path} failed: {reason}; {advice}") from error
 
     def entries(self) -> list[dict[str, Any]]:
         """All entries but one that was cut off at the end, and those that no run wrote as they are."""
