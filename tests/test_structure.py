@@ -18,8 +18,11 @@ LOADERS = PACKAGE / "interop" / "loaders"
 PAGE = (ROOT / "docs" / "structure.md").read_text("utf-8")
 ROOMS = re.findall(r"^\| `(\w+)` \|", PAGE, re.M)
 FILES = sorted(PACKAGE.rglob("*.py"))
-# the rooms in which an engine's name may be spelled, and the formats, some of which have a maker of the same name
-OWN_FILES = ("interop/engines/", "interop/loaders/", "interop/formats/", "doctor/clients/")
+# the rooms in which an engine's name may be spelled; formats and backends, some of which have a maker of the same name
+OWN_FILES = (
+    *("interop/engines/", "interop/loaders/", "interop/formats/", "doctor/clients/"),
+    "target_model/backend_names.py",
+)
 
 
 def imports(file: Path) -> Iterator[tuple[str, tuple[str, ...]]]:

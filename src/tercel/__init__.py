@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tercel.errors import TercelError
     from tercel.interop.export import export_head
     from tercel.interop.hub import from_pretrained, push_to_hub, save_pretrained
+    from tercel.target_model.backends import load_target
     from tercel.target_model.model import Target
 
 _HOMES = {
@@ -46,6 +47,7 @@ _HOMES = {
     "export_head": "tercel.interop.export",
     "from_pretrained": "tercel.interop.hub",
     "load_draft": "tercel.decode.compat",
+    "load_target": "tercel.target_model.backends",
     "make_proposer": "tercel.decode.proposers",
     "push_to_hub": "tercel.interop.hub",
     "sampling_for": "tercel.decode.generation_config",
@@ -71,6 +73,7 @@ __all__ = [
     "export_head",
     "from_pretrained",
     "load_draft",
+    "load_target",
     "make_proposer",
     "push_to_hub",
     "sampling_for",

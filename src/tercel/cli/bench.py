@@ -14,11 +14,11 @@ from tercel.cli.groups import with_groups
 from tercel.cli.models import open_head, open_sampling, open_target, say_notes, tree_shape
 from tercel.cli.options import (
     DataDirs,
+    DecodingModelOptions,
     DraftOptions,
     FollowConfig,
     HeadName,
     JsonFile,
-    ModelOptions,
     PlotFile,
     Sample,
     TargetName,
@@ -48,7 +48,7 @@ METHODS = (VANILLA, TRANSFORMERS, EAGLE3)
 @with_groups
 def command(
     target: TargetName,
-    model: ModelOptions,
+    model: DecodingModelOptions,
     draft: DraftOptions,
     head: HeadName = None,
     tasks: TaskList = "demo",

@@ -13,7 +13,7 @@ from tercel.cli.answer import LEGEND, rate_line, stream_answer
 from tercel.cli.consoles import OutputClosed, PlainConsole, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
-from tercel.cli.options import DraftOptions, HeadName, ModelOptions, SamplingOptions, TargetName
+from tercel.cli.options import DecodingModelOptions, DraftOptions, HeadName, SamplingOptions, TargetName
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ HELP = "/reset forgets the conversation, /quit leaves; Ctrl-C stops an answer"
 @with_groups
 def command(
     target: TargetName,
-    model: ModelOptions,
+    model: DecodingModelOptions,
     draft: DraftOptions,
     sampling: SamplingOptions,
     head: HeadName = None,

@@ -20,7 +20,7 @@ from tercel.cli.bench import METHODS, make_methods, notes, run_with_bar
 from tercel.cli.consoles import PlainConsole, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_head, open_sampling, open_target, tree_shape
-from tercel.cli.options import DraftOptions, HeadName, ModelOptions
+from tercel.cli.options import DecodingModelOptions, DraftOptions, HeadName
 from tercel.cli.paths import tercel_command, user_name, user_path
 from tercel.cli.plain import visible
 from tercel.decode.proposers import EAGLE3, VANILLA, make_proposer
@@ -40,7 +40,7 @@ WIDE = 100  # columns that two answers side by side need
 
 @with_groups
 def command(
-    model: ModelOptions,
+    model: DecodingModelOptions,
     draft: DraftOptions,
     target: Annotated[
         str, typer.Argument(metavar="[TARGET]", parser=user_name, help="The model that answers.")

@@ -13,7 +13,7 @@ from tercel.cli.answer import LEGEND, as_json, rate_line, stream_answer
 from tercel.cli.consoles import result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
-from tercel.cli.options import DraftOptions, HeadName, JsonFile, ModelOptions, SamplingOptions, TargetName
+from tercel.cli.options import DecodingModelOptions, DraftOptions, HeadName, JsonFile, SamplingOptions, TargetName
 from tercel.cli.paths import user_path
 from tercel.errors import TercelError
 from tercel.files import write_json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @with_groups
 def command(
     target: TargetName,
-    model: ModelOptions,
+    model: DecodingModelOptions,
     draft: DraftOptions,
     sampling: SamplingOptions,
     head: HeadName = None,

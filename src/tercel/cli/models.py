@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tercel.cli.consoles import fetching_bar, say, working
-from tercel.cli.options import SHAPES, DraftOptions, ModelOptions
+from tercel.cli.options import SHAPES, DecodingModelOptions, DraftOptions, ModelOptions
 
 if TYPE_CHECKING:
     import torch
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 
 def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Target:
-    """Load the target; `exact` asks for float32 where no `--dtype` is given.
+    """Load the target; `exact` asks for float32 where no `--dtype` is given. What computes it is said if that is not
+    what was asked for.
 
-    Raises `TercelError` if it cannot be found or loaded, if the device is not there, and for a template argument that
-    its chat template does not read.
+    Raises `TercelError` if it cannot be found or loaded, if the device or the backend is not there, and for a template
+    argument that its chat template does not read.
     """
     from tercel.chat.arguments import parse_arguments
+    from tercel.target_model.backends import with_backend
     from tercel.target_model.model import Target
     from tercel.target_model.sources import check_device, parse_dtype, resolve
 
@@ -37,13 +39,16 @@ def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Tar
     with fetching_bar() as on_bytes:
         resolve(name, on_bytes, options.accept_licence)  # fills the cache, so that loading need not ask again
     with working(f"loading {name}"):
-        return Target.load(
+        target = Target.load(
             name,
             dtype=dtype,
             device=str(device),
             trust_remote_code=options.trust_remote_code,
             template_arguments=arguments,
         )
+        if not isinstance(options, DecodingModelOptions):
+            return target
+        return with_backend(target, options.backend.value, say=lambda note: say(f"note: {note}"))
 
 
 def open_head(name: str | None, target: Target, options: DraftOptions) -> DraftModel:

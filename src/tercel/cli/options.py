@@ -13,6 +13,7 @@ from tercel import limits
 from tercel.cli.paths import user_name, user_names, user_path
 from tercel.decode.proposers import EAGLE3, VANILLA, check_known, proposer_kind
 from tercel.errors import TercelError
+from tercel.target_model.backend_names import AUTO, OPENVINO, TORCH
 
 if TYPE_CHECKING:
     from tercel.decode.generation_config import Asked
@@ -104,6 +105,12 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+class Backend(StrEnum):
+    auto = AUTO
+    torch = TORCH
+    openvino = OPENVINO
+
+
 # what `--draft` says beside names of proposers, and whose it is
 SHAPES = {"tree": EAGLE3, "chain": EAGLE3, "none": VANILLA}
 
@@ -137,6 +144,19 @@ class ModelOptions:
         ),
     ] = False
     template_arg: TemplateArgs = None
+
+
+@dataclass(frozen=True)
+class DecodingModelOptions(ModelOptions):
+    """How the target is loaded to decode with it."""
+
+    backend: Annotated[
+        Backend,
+        typer.Option(
+            help="What computes the target: torch, or openvino on a CPU (faster, checked against torch).",
+            rich_help_panel=_MODEL,
+        ),
+    ] = Backend.auto
 
 
 @dataclass(frozen=True)

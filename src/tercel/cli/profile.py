@@ -12,11 +12,11 @@ from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
 from tercel.cli.options import (
     DataDirs,
+    DecodingModelOptions,
     DraftOptions,
     FollowConfig,
     HeadName,
     JsonFile,
-    ModelOptions,
     PlotFile,
     TargetName,
 )
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @with_groups
 def command(
     target: TargetName,
-    model: ModelOptions,
+    model: DecodingModelOptions,
     draft: DraftOptions,
     head: HeadName = None,
     widths: Annotated[

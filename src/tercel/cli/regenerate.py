@@ -14,7 +14,7 @@ from tercel.cli.consoles import PlainConsole, result_console, text_column
 from tercel.cli.data import Source
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
-from tercel.cli.options import DraftOptions, FollowConfig, ModelOptions, Sample, Temperature
+from tercel.cli.options import DecodingModelOptions, DraftOptions, FollowConfig, Sample, Temperature
 from tercel.cli.paths import user_name, user_path
 from tercel.decode.proposers import EAGLE3
 from tercel.errors import TercelError
@@ -30,7 +30,7 @@ def command(
     prompts: Source,
     target: Annotated[str, typer.Option(metavar="TARGET", parser=user_name, help="The model that answers.")],
     out: Annotated[Path, typer.Option(metavar="FILE", parser=user_path, help="The JSONL file to write.")],
-    model: ModelOptions,
+    model: DecodingModelOptions,
     draft: DraftOptions,
     head: Annotated[
         str | None,

@@ -15,11 +15,11 @@ from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
 from tercel.cli.options import (
     DataDirs,
+    DecodingModelOptions,
     DraftOptions,
     FollowConfig,
     HeadName,
     JsonFile,
-    ModelOptions,
     TargetName,
     TaskList,
 )
@@ -42,7 +42,7 @@ class Check(StrEnum):
 @with_groups
 def command(
     target: TargetName,
-    model: ModelOptions,
+    model: DecodingModelOptions,
     draft: DraftOptions,
     head: HeadName = None,
     tasks: TaskList = "demo",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -17,6 +15,7 @@ import transformers
 
 from tercel.decode.clock import PhaseClock
 from tercel.measure.intervals import Interval, median
+from tercel.memory import available_memory
 
 LEAST_READ, MOST_READ = 32 << 20, 1 << 30  # bytes
 LARGEST_MATRIX, MATRIX_SECONDS = 8192, 0.02
@@ -122,15 +121,6 @@ def _seconds(probe: Probe, device: torch.device) -> float:
         probe.run()
         taken.append(clock.now() - started)
     return min(taken)
-
-
-def available_memory(device: torch.device) -> int | None:
-    """Bytes that can still be taken there; None where nobody says."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    told = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable:\s+(\d+) kB", told.read_text("utf-8")) if told.is_file() else None
-    return int(found[1]) << 10 if found else None
 
 
 def versions() -> dict[str, str]:

@@ -23,11 +23,12 @@ from tercel.draft.acceptance import tokens_of_steps
 from tercel.errors import TercelError
 from tercel.heads import known_as
 from tercel.measure.intervals import Interval, median, ratio_of_totals
-from tercel.measure.machine import Ceilings, available_memory, multiplying, reading
+from tercel.measure.machine import Ceilings, multiplying, reading
 from tercel.measure.profile_cases import Case, Context, head_cases, output_case
 from tercel.measure.profile_result import Profile, Steps, Timed
 from tercel.measure.stopwatch import Patience, time_in_turn
 from tercel.measure.tasks import Prompt
+from tercel.memory import available_memory
 from tercel.reading import short
 from tercel.target_model.protocol import TargetModel
 

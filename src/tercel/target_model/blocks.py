@@ -11,18 +11,20 @@ from typing import cast
 
 from torch import Tensor
 
+from tercel.target_model.backend_names import TORCH
 from tercel.target_model.cache import TargetCache
 from tercel.target_model.masks import additive, causal_block, slot_positions, visible_slots, within_window
 from tercel.target_model.output import TargetOutput
-from tercel.target_model.prefill import plan_chunk, prefill, right_padded
+from tercel.target_model.prefill import prefill, run_pieces
 from tercel.target_model.protocol import RowCache
 from tercel.target_model.stock import StockDecoder
 from tercel.target_model.structure import attention_windows
-from tercel.target_model.transfer import to_device
 
 
 class MaskedBlocks:
     """Trees, chains and padded prompts of many rows in one forward, with a `TargetCache`."""
+
+    backend = TORCH
 
     def __init__(self, stock: StockDecoder) -> None:
         self._stock = stock
@@ -69,16 +71,13 @@ class MaskedBlocks:
         capture: Sequence[int] = (),
     ) -> list[TargetOutput]:
         own = cast(TargetCache, cache)
-        count, width = plan_chunk([len(tokens) for tokens in remaining], limit)
-        rows = rows[:count]
-        for row, tokens in zip(rows, remaining, strict=False):
+        for row, tokens in zip(rows, remaining, strict=True):
             if not own.lengths[row]:
                 own.turned_for[row] = max(own.turned_for[row], len(tokens))
-        pieces = [tokens[:width] for tokens in remaining[:count]]
-        there = to_device(right_padded(pieces, [own.lengths[row] for row in rows]), self._stock.model.device)
-        out = self.forward(there[0], there[1], own, None, capture, rows)
-        own.keep([range(len(piece)) for piece in pieces])
-        return [out.of_row(row, len(piece)) for row, piece in enumerate(pieces)]
+        return run_pieces(self, remaining, own, rows, limit, capture, self._stock.model.device)
+
+    def last_position(self, length: int) -> None:
+        return None
 
     def renew(self, cache: RowCache, texts: Sequence[Sequence[int]]) -> None:
         own, rope = cast(TargetCache, cache), self._stock.rope

@@ -1,11 +1,12 @@
-"""The target that Hugging Face `transformers` computes: any causal language model, loaded once.
+"""The target that Hugging Face `transformers` loads: any causal language model, once.
 
 Shape legend: K hidden size, V vocabulary, W some of its tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +31,7 @@ from tercel.target_model.identity import (
 )
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.output_layer import OutputLayer, embedding_scale
-from tercel.target_model.protocol import RowCache
+from tercel.target_model.protocol import Blocks, RowCache
 from tercel.target_model.rope import dynamic_ntk
 from tercel.target_model.sources import Source, load_causal_lm, load_tokenizer, reading, resolve
 from tercel.target_model.stepping import TokenSteps
@@ -74,8 +75,9 @@ class Target:
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.stock = StockDecoder(model, source.name)
         self.output_layer = OutputLayer.of(model)
+        self._logits: Callable[[Tensor], Tensor] = self.output_layer
         self.embedding_scale = embedding_scale(model, self.stock.layers[0])
-        self._blocks: MaskedBlocks | TokenSteps = MaskedBlocks(self.stock)
+        self._blocks: Blocks = MaskedBlocks(self.stock)
         self.tree_support: TreeSupport = probe_tree_support(self)
         if not self.tree_support.chain:
             self._blocks = TokenSteps(self.stock)
@@ -111,6 +113,17 @@ class Target:
         tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
         with reading(source, "model"):  # its first forwards show what loading does not
             return cls(model, tokenizer, source, stored_samples(source), template_arguments)
+
+    def computed_by(self, blocks: Blocks, logits: Callable[[Tensor], Tensor]) -> Target:
+        """The same target with blocks and logits computed otherwise; everything else is shared, and `encode` is as it
+        was."""
+        other = copy.copy(self)
+        other._blocks, other._logits = blocks, logits
+        return other
+
+    @property
+    def backend(self) -> str:
+        return self._blocks.backend
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -149,8 +162,11 @@ class Target:
 
     def block_depth(self, length: int) -> int:
         """How deep a tree may be whose root has position `length`: no node may lie past the last position, nor in a
-        sequence that is rotated otherwise than its root's."""
+        sequence that is rotated otherwise than its root's, nor where its backend would sum otherwise."""
         last, rope = self.context_length - 1, self.stock.rope
+        backends = self._blocks.last_position(length)
+        if backends is not None:
+            last = min(last, backends)
         if rope is not None and not rope.is_long(length + 1):
             last = min(last, rope.border - 1)
         return max(0, last - length)
@@ -242,7 +258,7 @@ class Target:
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """`[.., K]` to `[.., V]`: the output layer with whatever cap or scale the model applies."""
-        return self.output_layer(hidden)
+        return self._logits(hidden)
 
     @torch.no_grad()
     def output_rows(self, ids: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tercel.errors import TercelError
 from tercel.target_model.output import TargetOutput, joined
-from tercel.target_model.protocol import RowCache
+from tercel.target_model.protocol import Blocks, RowCache
+from tercel.target_model.transfer import to_device
 
 CHUNK = 512  # tokens of a forward over prompts, padding included
 PADDING = 1.5  # how many times its real tokens a chunk may hold
@@ -90,6 +91,24 @@ def prefill(
         done = run_chunk(target, waiting, cache, rows, chunk, capture)
         waiting, rows = waiting[done:], rows[done:]
     return [run.output for run in runs]
+
+
+def run_pieces(
+    blocks: Blocks,
+    remaining: Sequence[Sequence[int]],
+    cache: RowCache,
+    rows: Sequence[int],
+    limit: int,
+    capture: Sequence[int],
+    device: torch.device,
+) -> list[TargetOutput]:
+    """`TargetModel.prefill_chunk` of a model that runs padded pieces of many prompts in one block."""
+    count, width = plan_chunk([len(tokens) for tokens in remaining], limit)
+    pieces = [tokens[:width] for tokens in remaining[:count]]
+    there = to_device(right_padded(pieces, [cache.lengths[row] for row in rows[:count]]), device)
+    out = blocks.forward(there[0], there[1], cache, None, capture, rows[:count])
+    cache.keep([range(len(piece)) for piece in pieces])
+    return [out.of_row(row, len(piece)) for row, piece in enumerate(pieces)]
 
 
 def plan_chunk(remaining: Sequence[int], limit: int) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """What a target model is to decoding, training and measuring, whatever computes it.
 
-`Target` (`model.py`) is the one that Hugging Face `transformers` computes. Another backend brings a class with these
-members and a cache of its own; nothing that takes a `TargetModel` asks which one it has.
+`Target` (`model.py`) is the one that Hugging Face `transformers` loads. What computes its blocks and logits can be
+exchanged (`Blocks`, with a cache of their own: see `backends.py`); nothing that takes a `TargetModel` asks
+what does.
 
 Shape legend: B rows (requests), T block length, K hidden size, V vocabulary, W some of its tokens, L layers.
 """
@@ -46,6 +47,43 @@ class RowCache(Protocol):
         ...
 
 
+class Blocks(Protocol):
+    """The part of a target that a backend brings: how blocks run and what they leave behind.
+
+    The methods are those of `TargetModel`. backend: its name; renews: whether `renew` can fill a row anew.
+    """
+
+    backend: str
+    renews: bool
+
+    def new_cache(self, rows: int, capacity: int) -> RowCache: ...
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: RowCache,
+        block_mask: Tensor | None,
+        capture: Sequence[int],
+        rows: Sequence[int] | None,
+    ) -> TargetOutput: ...
+
+    def prefill_chunk(
+        self,
+        remaining: Sequence[Sequence[int]],
+        cache: RowCache,
+        rows: Sequence[int],
+        limit: int,
+        capture: Sequence[int] = (),
+    ) -> list[TargetOutput]: ...
+
+    def renew(self, cache: RowCache, texts: Sequence[Sequence[int]]) -> None: ...
+
+    def last_position(self, length: int) -> int | None:
+        """How far a tree may reach that comes after `length` tokens; None where nothing but the context ends."""
+        ...
+
+
 class TargetModel(Protocol):
     """A frozen causal language model that verifies drafts, teaches heads and is measured."""
 
@@ -69,6 +107,11 @@ class TargetModel(Protocol):
     @property
     def device(self) -> torch.device:
         """Where tensors that go in and come out lie."""
+        ...
+
+    @property
+    def backend(self) -> str:
+        """What computes its blocks."""
         ...
 
     @property

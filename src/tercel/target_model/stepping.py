@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
 
 from tercel.errors import TercelError
+from tercel.target_model.backend_names import TORCH
 from tercel.target_model.output import TargetOutput, joined
 from tercel.target_model.protocol import RowCache
 from tercel.target_model.stock import StockDecoder
@@ -54,6 +55,7 @@ class StepCache:
 class TokenSteps:
     """Blocks are causal and their positions follow the cache, whatever they are said to be."""
 
+    backend = TORCH
     renews = False  # a state cannot be filled anew in place
 
     def __init__(self, stock: StockDecoder) -> None:
@@ -91,6 +93,9 @@ class TokenSteps:
         out = self.forward(there, there, cache, None, capture, rows[:1])
         cache.keep([range(len(tokens))])
         return [out]
+
+    def last_position(self, length: int) -> None:
+        return None
 
     def renew(self, cache: RowCache, texts: Sequence[Sequence[int]]) -> None:
         pass

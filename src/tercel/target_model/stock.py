@@ -29,6 +29,13 @@ class StockDecoder:
         self.layers = decoder_layers(self.decoder, self.config.num_hidden_layers)
         self.rope = LengthRope.of(self.decoder, self.config)
 
+    def check_layers(self, capture: Sequence[int]) -> None:
+        """Raises `TercelError` for a layer that the model has not."""
+        last = len(self.layers)
+        for layer in capture:
+            if not 0 <= layer <= last:
+                raise TercelError(f"feature layer {layer} is out of range: {self.name} has layers 0..{last - 1}")
+
     def run(
         self,
         tokens: Tensor,
@@ -38,10 +45,8 @@ class StockDecoder:
         cache: Cache | None = None,
     ) -> TargetOutput:
         """One forward over `[B, T]`; capture: as in `TargetModel.forward`."""
+        self.check_layers(capture)
         last = len(self.layers)
-        for layer in capture:
-            if not 0 <= layer <= last:
-                raise TercelError(f"feature layer {layer} is out of range: {self.name} has layers 0..{last - 1}")
         with layer_inputs(self.layers, [layer for layer in capture if layer < last]) as seen:
             hidden = self.decoder(
                 input_ids=tokens,

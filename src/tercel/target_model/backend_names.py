@@ -1,0 +1,5 @@
+"""What can compute a target, by name; without torch, since names are asked for before it is there."""
+
+TORCH, OPENVINO = "torch", "openvino"
+AUTO = "auto"  # the fastest that gives the same here: see `backends.with_backend`
+BACKENDS = (AUTO, TORCH, OPENVINO)

@@ -1,0 +1,140 @@
+"""Blocks that an OpenVINO graph computes, and logits that another one does.
+
+Shape legend: B rows, T block length, K hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import openvino as ov
+import torch
+from torch import Tensor
+
+from tercel.errors import TercelError
+from tercel.target_model.backend_names import OPENVINO
+from tercel.target_model.masks import causal_block
+from tercel.target_model.openvino.artefacts import graph_folder, kept_graph
+from tercel.target_model.openvino.cache import SlotCache
+from tercel.target_model.openvino.graph import Layout, convert_decoder, convert_output
+from tercel.target_model.openvino.places import last_position, positions_of
+from tercel.target_model.openvino.runtime import CompiledGraph
+from tercel.target_model.output import TargetOutput
+from tercel.target_model.prefill import run_pieces
+from tercel.target_model.protocol import RowCache
+
+if TYPE_CHECKING:
+    from tercel.target_model.model import Target
+
+Say = Callable[[str], None]
+
+
+class OpenVinoBlocks:
+    """Trees, chains and padded prompts of many rows in one run of a graph.
+
+    One graph is held, which captures every layer that was ever asked for; so that the same graph, and with it the same
+    bits, serves with and without drafts. capture: layers to begin with. folder: whether graphs are kept in the
+    package's cache. say: told what takes long.
+    """
+
+    backend = OPENVINO
+    renews = False  # what it would be needed for is refused
+
+    def __init__(self, target: Target, capture: Sequence[int], keep: bool, say: Say) -> None:
+        self._target, self._keep, self._say = target, keep, say
+        self._embeddings = target.model.get_input_embeddings()
+        self._captured: tuple[int, ...] = ()
+        self._build(capture)
+
+    def new_cache(self, rows: int, capacity: int) -> SlotCache:
+        return SlotCache(self._layout, self._target.dtype, rows)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: RowCache,
+        block_mask: Tensor | None,
+        capture: Sequence[int],
+        rows: Sequence[int] | None,
+    ) -> TargetOutput:
+        own, target = cast(SlotCache, cache), self._target
+        target.stock.check_layers(capture)
+        if not set(capture) <= {*self._captured, target.num_layers}:
+            self._build(capture)
+        rows = range(len(own.lengths)) if rows is None else rows
+        count, width = tokens.shape
+        if block_mask is None:
+            block_mask = causal_block(width, tokens.device)
+        lengths = torch.tensor([own.lengths[row] for row in rows])
+        seen = block_mask.expand(count, -1, -1).contiguous()
+        past = own.past(rows)
+        places = positions_of(past[0].shape[2])
+        front = (self._embeddings(tokens), positions.contiguous(), lengths, seen, places)
+        states = [torch.empty(count, width, target.hidden_size, dtype=target.dtype) for _ in (0, *self._captured)]
+        block = [
+            torch.empty(len(places), count, heads, width, size, dtype=target.dtype)
+            for (heads, size), places in self._layout.groups.items()
+        ]
+        self._graph.run([*front, *past], [*states, *block])
+        own.hold(rows, block)
+        captured = dict(zip((target.num_layers, *self._captured), states, strict=True))
+        return TargetOutput(states[0], tuple(captured[layer] for layer in capture))
+
+    def prefill_chunk(
+        self,
+        remaining: Sequence[Sequence[int]],
+        cache: RowCache,
+        rows: Sequence[int],
+        limit: int,
+        capture: Sequence[int] = (),
+    ) -> list[TargetOutput]:
+        return run_pieces(self, remaining, cache, rows, limit, capture, self._target.device)
+
+    def renew(self, cache: RowCache, texts: Sequence[Sequence[int]]) -> None:
+        pass
+
+    def last_position(self, length: int) -> int:
+        return last_position(length)
+
+    def _build(self, capture: Sequence[int]) -> None:
+        layers = sorted({*self._captured, *capture} - {self._target.num_layers})
+        part, stock = f"layers, giving inputs of {layers}", self._target.stock
+        model = _graph(self._target, part, self._keep, self._say, lambda: convert_decoder(stock, layers))
+        self._layout = Layout.of(model)
+        self._graph = CompiledGraph(model, self._target.dtype)
+        self._captured = tuple(layers)
+
+
+class OpenVinoOutput:
+    """The output layer, with its scale and cap, as a graph."""
+
+    def __init__(self, target: Target, keep: bool, say: Say) -> None:
+        self._vocabulary = target.vocab_size
+        model = _graph(target, "output layer", keep, say, lambda: convert_output(target.output_layer, target.dtype))
+        self._graph = CompiledGraph(model, target.dtype)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        flat = hidden.reshape(-1, hidden.shape[-1]).contiguous()
+        logits = flat.new_empty(len(flat), self._vocabulary)
+        self._graph.run([flat], [logits])
+        return logits.reshape(*hidden.shape[:-1], self._vocabulary)
+
+
+def _graph(target: Target, part: str, keep: bool, say: Say, convert: Callable[[], ov.Model]) -> ov.Model:
+    """Raises `TercelError` for a part that cannot be converted."""
+
+    def converted() -> ov.Model:
+        say(f"building the OpenVINO graph of {target.source.name}'s {part}" + (", once" if keep else ""))
+        return convert()
+
+    try:
+        if not keep:
+            return converted()
+        return kept_graph(graph_folder(target.fingerprint, target.dtype, part), converted)
+    except TercelError:
+        raise
+    except Exception as error:  # of transformers, torch or OpenVINO, over a model that they cannot follow
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise TercelError(f"OpenVINO cannot compute the {part} of {target.source.name}: {reason[:200]}") from error

@@ -1,0 +1,89 @@
+"""Whether another way of computing a target gives what the reference gives, found by trying both.
+
+Shape legend: B rows, T block length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tercel.errors import TercelError
+from tercel.target_model.capabilities import probe_tree_support
+from tercel.target_model.prefill import prefill
+
+if TYPE_CHECKING:
+    from tercel.target_model.model import Target
+
+EXACT = 1e-4  # float32: of the deviation of the numbers compared, what their differences may come to on average
+NOISY = 2.0  # bfloat16: how many times what the reference moves by if every layer's input is off in its last bit
+_LENGTHS, _CHUNK = (23, 9), 7  # of two prompts, run in pieces
+_PARENTS = (-1, 0, 0, 1, 1, 2, 4, 6, 0)  # of a tree after each
+
+
+def check_against(reference: Target, other: Target, layers: Sequence[int]) -> None:
+    """Raises `TercelError` if `other` differs from the reference, also in what enters `layers`, or shows a block's
+    tokens what they must not see."""
+    support = probe_tree_support(other)
+    if not support.tree:
+        raise TercelError(support.reason)
+    truth = _probe(reference, layers)
+    allowed = [EXACT] * len(truth)
+    if reference.dtype != torch.float32:
+        with _last_bits_off(reference):
+            rounded = _probe(reference, layers)
+        allowed = [NOISY * max(_distance(*pair), _unit(reference.dtype)) for pair in zip(rounded, truth, strict=True)]
+    names = ("hidden states", *(f"inputs of layer {layer}" for layer in layers), "logits")
+    for name, ours, theirs, most in zip(names, _probe(other, layers), truth, allowed, strict=True):
+        found = _distance(ours, theirs)
+        if not found <= most:  # nor if it is NaN
+            raise TercelError(
+                f"its {name} differ from the reference's by {found:.2g} of their deviation, where {most:.2g} is allowed"
+            )
+
+
+def _probe(target: Target, layers: Sequence[int]) -> list[Tensor]:
+    """Two prompts of unlike lengths in pieces, then a tree after each: hidden states, captured layers, logits."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(target.vocab_size, (length,), generator=generator).tolist() for length in _LENGTHS]
+    cache = target.new_cache(len(prompts), max(_LENGTHS) + len(_PARENTS))
+    prefill(target, prompts, cache, chunk=_CHUNK)
+    seen = torch.eye(len(_PARENTS), dtype=torch.bool)
+    for node, parent in enumerate(_PARENTS[1:], 1):
+        seen[node] |= seen[parent]
+    tokens = torch.randint(target.vocab_size, (len(prompts), len(_PARENTS)), generator=generator)
+    positions = torch.tensor(_LENGTHS)[:, None] + seen.sum(-1) - 1
+    out = target.forward(tokens, positions, cache, seen.expand(len(prompts), -1, -1), layers)
+    return [out.hidden, *out.layers, target.logits(out.hidden)]
+
+
+@contextmanager
+def _last_bits_off(target: Target) -> Iterator[None]:
+    """Within, every layer gets an input each number of which is one rounding away from what it was."""
+    generator = torch.Generator().manual_seed(0)
+
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        states = args[0] if args else kwargs["hidden_states"]
+        signs = torch.randint(2, states.shape, generator=generator) * 2 - 1
+        moved = (states.float() * (1 + signs * _unit(states.dtype))).to(states.dtype)
+        return ((moved, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": moved})
+
+    hooks = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in target.stock.layers]
+    try:
+        yield
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def _unit(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps / 2
+
+
+def _distance(ours: Tensor, theirs: Tensor) -> float:
+    """How far they are apart on average, in standard deviations."""
+    return float((ours.float() - theirs.float()).abs().mean() / theirs.float().std())

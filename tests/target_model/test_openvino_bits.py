@@ -1,0 +1,103 @@
+"""A token has the same bits in every block that OpenVINO computes: alone, in a tree, wherever its ancestors lie."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("openvino", reason="openvino is not installed: pip install 'tercel[openvino]'")
+
+import openvino as ov
+
+from tercel.target_model.openvino.places import BLOCK, NOWHERE, last_position, positions_of, slot, slots_before
+from tercel.target_model.openvino.runtime import CompiledGraph
+from tercel.target_model.prefill import prefill
+from tests.target_model.test_openvino import on_openvino, reference_of
+from tests.tiny import VOCAB
+
+LAYERS = (0, 1, 2)
+# around every border of slots and chunks, and in between
+LENGTHS = (1, 40, 127, 128, 300, 380, 383, 384, 512, 760, 767, 768, 1100, 1663, 1664, 1665)
+PARENTS = (-1, 0, 0, 0, 1, 1, 2, 3, 4, 5, 8, 8, 9, 6)
+PATH = (0, 1, 4, 8, 11)  # through the tree, siblings and cousins between
+
+
+def tree_mask(parents: tuple[int, ...]) -> Tensor:
+    seen = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents[1:], 1):
+        seen[node] |= seen[parent]
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt2"])
+def test_a_path_of_a_tree_is_what_its_tokens_give_one_by_one(arch: str, dtype: torch.dtype) -> None:
+    target = on_openvino(reference_of(arch, dtype, max_position_embeddings=2048))
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(4, VOCAB, (max(LENGTHS),), generator=generator)
+    seen, widest = tree_mask(PARENTS), len(PARENTS)
+    depths = seen.sum(-1) - 1
+    for length in LENGTHS:
+        tree = torch.randint(4, VOCAB, (1, widest), generator=generator)
+        reach = min(len(PATH), target.block_depth(length) + 1)
+        one, other = (target.new_cache(1, 0) for _ in range(2))
+        for cache in (one, other):
+            prefill(target, [prompt[:length].tolist()], cache)
+        nodes = [node for node in range(widest) if depths[node] < reach]
+        part = tree[:, nodes], depths[None, nodes] + length, one, seen[nodes][:, nodes][None]
+        together = target.forward(*part, capture=LAYERS)
+        logits = target.logits(together.hidden)
+        for at, node in enumerate(PATH[:reach]):
+            position = torch.tensor([[length + at]])
+            mask = torch.ones(1, 1, 1, dtype=torch.bool)
+            alone = target.forward(tree[:, node : node + 1], position, other, mask, capture=LAYERS)
+            other.keep([[0]])
+            place = nodes.index(node)
+            for ours, theirs in zip([alone.hidden, *alone.layers], [together.hidden, *together.layers], strict=True):
+                assert torch.equal(ours[:, 0], theirs[:, place]), (length, at)
+            assert torch.equal(target.logits(alone.hidden)[:, 0], logits[:, place]), (length, at)
+
+
+def test_every_token_has_a_slot_of_its_own_and_blocks_stay_in_their_chunk() -> None:
+    slots = [slot(position) for position in range(4000)]
+    assert all(one < other for one, other in itertools.pairwise(slots))
+    where = positions_of(max(slots) + 1)
+    assert where[slots].tolist() == list(range(4000))
+    assert int((where < NOWHERE).sum()) == 4000
+    for length in range(3990):
+        keys = slots_before(length) + BLOCK
+        chunk = 512 if keys <= 1024 else 1024
+        deepest = last_position(length)
+        assert deepest >= length
+        # an ancestor's key lies in one chunk, committed or in the block, and as many keys make the same chunks
+        assert {slot(p) // chunk for p in (length, deepest)} == {slots_before(length) // chunk, (keys - 1) // chunk}
+        regimes = {slots_before(p) + width > 1024 for p in (length, deepest) for width in (1, BLOCK)}
+        assert len(regimes) == 1
+        assert slots_before(length) == 0 or where[: slots_before(length)].lt(length).sum() == length
+
+
+@pytest.mark.parametrize("keys", [300, 512, 513, 1024, 1025, 2100])
+def test_products_of_the_library_sum_in_order_within_chunks(keys: int) -> None:
+    """What `places.py` builds on: zeros between the others change no bit, as long as nothing crosses into a chunk."""
+    rows, width = ov.opset13.parameter([-1, 3, -1, -1], ov.Type.f32), 64
+    values = ov.opset13.parameter([-1, 3, -1, width], ov.Type.f32)
+    graph = CompiledGraph(ov.Model([ov.opset13.matmul(rows, values, False, False)], [rows, values]), torch.float32)
+    generator = torch.Generator().manual_seed(keys)
+    chunk = keys if keys <= 512 else 512 if keys <= 1024 else 1024
+    first = (keys - 1) // chunk * chunk
+    for count in (3, 9, 33, 96):
+        weights = torch.rand(1, 3, 3, keys, generator=generator) ** 4
+        weights[..., first + 1 : keys : 2] = 0  # gaps in the last chunk
+        seen = torch.randn(1, 3, keys, width, generator=generator)
+        closed, moved = torch.zeros_like(weights), torch.zeros_like(seen)
+        kept = [*range(first), *range(first, keys, 2)]
+        closed[..., : len(kept)], moved[:, :, : len(kept)] = weights[..., kept], seen[:, :, kept]
+        beside = torch.rand(1, 3, count, keys, generator=generator)
+        beside[:, :, -3:] = closed
+        out, other = torch.empty(1, 3, 3, width), torch.empty(1, 3, count, width)
+        graph.run([weights, seen], [out])
+        graph.run([beside, moved], [other])
+        assert torch.equal(out, other[:, :, -3:])
