@@ -12,10 +12,13 @@ from torch import Tensor
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
+from tercel.decode.head_state import TorchHeadState
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.draft import DraftModel
 from tercel.draft.shape import TreeShape
+from tercel.target_model.backend_names import OPENVINO, TORCH
+from tercel.target_model.backends import with_backend
 from tercel.target_model.model import Target
 from tests.decode.drafts import Watched, random_draft, tiny_target
 
@@ -71,11 +74,17 @@ def paths_of(tree: DraftTree) -> set[Path]:
 
 @pytest.mark.parametrize("shape", [TreeShape(6, 4, 24), TreeShape.chain(4)], ids=["tree", "chain"])
 @pytest.mark.parametrize("flags", [{}, {"fc_norm": True, "norm_output": True}], ids=["eagle3", "eagle3.1"])
+@pytest.mark.parametrize("backend", [TORCH, OPENVINO])
 @torch.no_grad()
-def test_what_is_drafted_is_what_whole_passes_say(shape: TreeShape, flags: dict[str, bool]) -> None:
-    target = tiny_target("llama")
+def test_what_is_drafted_is_what_whole_passes_say(shape: TreeShape, flags: dict[str, bool], backend: str) -> None:
+    if backend == OPENVINO:
+        pytest.importorskip("openvino", reason="openvino is not installed: pip install 'tercel[openvino]'")
+    target = with_backend(tiny_target("llama"), backend, keep=False)
+    assert target.backend == backend
     draft = random_draft(target, **flags)
-    watched = Watched(Eagle3(draft, target, shape))
+    proposer = Eagle3(draft, target, shape)
+    assert isinstance(proposer.state, TorchHeadState) == (backend == TORCH)
+    watched = Watched(proposer)
     asked = [Request(prompt, SamplingParams(max_new_tokens=24, ignore_eos=True)) for prompt in PROMPTS]
     results = Engine(target, watched, slots=3).generate(asked)
     if shape.top_k > 1:

@@ -256,6 +256,19 @@ def test_what_no_graph_can_be_made_of_stays_with_torch(reference, why: str) -> N
     assert why in notes[0]
 
 
+def test_torch_has_one_thread_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference, target = pair("llama")
+    counts = [3]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: counts[-1])
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    with reference.beside():
+        pass
+    assert counts == [3]
+    with target.beside():
+        assert counts[-1] == 1
+    assert counts[-1] == 3
+
+
 def test_auto_takes_openvino_for_models_that_are_worth_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     reference, notes = pair("llama")[0], []
     assert backends.with_backend(reference, "auto") is backends.with_backend(reference, "torch") is reference

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from tercel.decode.clock import PhaseClock
-from tercel.decode.head_state import HeadState
+from tercel.decode.head_state import HeadState, TorchHeadState
 from tercel.decode.proposer import Proposer, Row
 from tercel.decode.types import Committed
 from tercel.draft import DraftModel, StepHead
 from tercel.draft.alignment import head_position, token_in
 from tercel.draft.shape import TreeShape
+from tercel.errors import TercelError
+from tercel.target_model.backend_names import OPENVINO
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.protocol import TargetModel
 from tercel.target_model.transfer import to_device
+
+if TYPE_CHECKING:
+    from tercel.draft.graph import HeadGraphs
 
 
 class HeadProposer(Proposer):
@@ -31,7 +37,8 @@ class HeadProposer(Proposer):
         self.positions = draft.head.config.max_position_embeddings
         self.limited = False  # whether drafting ever stopped for want of positions
         self.ids = draft.vocabulary.ids.to(target.device)
-        self.state = HeadState(self.head, target, 0)
+        self._graphs = head_graphs(self.head, target)
+        self.state = self.new_state(0)
         self.clock = PhaseClock(target.device)  # until a loop brings its own
 
     def timed_by(self, clock: PhaseClock) -> None:
@@ -39,16 +46,24 @@ class HeadProposer(Proposer):
 
     def reset(self, capacity: int) -> None:
         # the slots of a drafted level come after the committed entries until it is thrown away
-        self.state = HeadState(self.head, self.target, capacity + self.shape.top_k * self.shape.depth)
+        self.state = self.new_state(capacity + self.shape.top_k * self.shape.depth)
+
+    def new_state(self, capacity: int) -> HeadState:
+        """An empty one, computed by what computes the target."""
+        if self._graphs is None:
+            return TorchHeadState(self.head, self.target, capacity)
+        from tercel.decode.graph_head_state import GraphHeadState
+
+        return GraphHeadState(self.head, self.target, self._graphs)
 
     @torch.no_grad()
     def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:
         state = self.state
-        first = state.cache.rows
+        first = len(state.cache.lengths)
         state.cache.add_rows(len(rows))
         features = [[layer[0] for layer in prompt.layers] for prompt in prompts]
         tokens = [row.tokens[token_in(0, 0) :] for row in rows]  # row 0 reads the first of them
-        output = state.extend(features, tokens, range(first, state.cache.rows))
+        output = state.extend(features, tokens, range(first, first + len(rows)))
         state.output = torch.cat([state.output, output]) if first else output
 
     @torch.no_grad()
@@ -72,3 +87,15 @@ class HeadProposer(Proposer):
         depths = [max(0, min(self.shape.depth, self.positions - root)) for root in roots]
         self.limited = self.limited or min(depths) < self.shape.depth
         return depths
+
+
+def head_graphs(head: StepHead, target: TargetModel) -> HeadGraphs | None:
+    """The head as graphs of the library that computes the target; None where that is torch, or cannot follow it."""
+    if target.backend != OPENVINO or head.dtype != target.dtype:
+        return None
+    from tercel.draft.graph import HeadGraphs
+
+    try:
+        return HeadGraphs(head)
+    except TercelError:
+        return None

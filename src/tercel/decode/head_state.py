@@ -9,6 +9,7 @@ Shape legend: B rows, K top-k, H head's hidden size, W draft vocabulary, S slots
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -19,18 +20,22 @@ from tercel.draft import StepHead
 from tercel.draft.alignment import head_position, rope_position, token_in
 from tercel.target_model.cache import TargetCache
 from tercel.target_model.masks import additive, visible_slots
-from tercel.target_model.protocol import TargetModel
+from tercel.target_model.protocol import RowCache, TargetModel
 from tercel.target_model.transfer import to_device
 
 
-class HeadState:
-    """The head's side of every row: its cache and its last output."""
+class HeadState(ABC):
+    """The head's side of every row: its cache and its last output. What computes them is a subclass's matter.
 
-    def __init__(self, head: StepHead, target: TargetModel, capacity: int) -> None:
+    output `[B, H]`: of each row's newest entry, which predicts the root's children.
+    """
+
+    cache: RowCache
+
+    def __init__(self, head: StepHead, target: TargetModel) -> None:
         self.head, self.target = head, target
         self.positions = head.config.max_position_embeddings
-        self.cache = TargetCache(0, capacity)
-        self.output = torch.empty(0)  # [B, H]: of each row's newest entry, which predicts the root's children
+        self.output = torch.empty(0)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.head.embed_tokens(tokens) if self.head.config.own_embeddings else self.target.embed(tokens)
@@ -43,43 +48,99 @@ class HeadState:
 
         Only that last entry needs a query: the others are never drafted from.
         """
-        cache, length = self.cache, max(map(len, entries))
-        packed = to_device([[len(row), *row, *[0] * (length - len(row))] for row in entries], self.target.device)
-        last, tokens = packed[:, 0] - 1, packed[:, 1:]
+        length, device = max(map(len, entries)), self.target.device
+        packed = to_device([[len(row), *row, *[0] * (length - len(row))] for row in entries], device)
+        last, tokens = packed[:, :1] - 1, packed[:, 1:]
         padded = [F.pad(torch.cat(list(own), dim=-1), (0, 0, 0, length - len(own[0]))) for own in features]
-        fused = self.head.fuse(torch.stack(padded))
-        before = cache.starts(tokens.device, rows)
-        written = before[:, None] + torch.arange(length, device=tokens.device)  # [B, T], slots: the entries' rows
+        block = torch.arange(length, device=device)
+        written = self._lengths(rows)[:, None] + block  # [B, T], the entries' rows
         positions = self._known(head_position(token_in(written, 0)))
-        now = self.head.project(self.embed(tokens), fused, positions)
-        cache.begin(length, tokens.device, rows)
-        keys, values = cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
-        every = torch.arange(len(entries), device=tokens.device)
-        cache.keep([range(len(row)) for row in entries])
-        slots = torch.arange(keys.shape[2], device=tokens.device)
-        seen = slots[None, None] < (before + last + 1)[:, None, None]  # [B, 1, S]
-        attended = _attend(now.query[every, last][:, None], keys, values, seen)[:, 0]
-        return self.head.finish(now.residual[every, last], attended)
+        hidden = self._fuse(torch.stack(padded))
+        output = self._write(self.embed(tokens), hidden, positions, (block <= last)[:, None], last, rows)
+        self.cache.keep([range(len(row)) for row in entries])
+        return output[:, 0]
 
     def draft_level(self, tokens: Tensor, hidden: Tensor, ancestors: Tensor, depth: int) -> Tensor:
         """Entries for drafted nodes `[B, K]` at `depth`, `hidden` `[B, K, H]` from their parents, `ancestors` bool
         `[B, K, depth*K]`: the drafted slots each sees, its own among them. Returns their outputs `[B, K, H]`."""
-        width = tokens.shape[1]
-        newest = self.cache.starts(tokens.device) - 1  # the row that drafts, whose step `depth` this is
+        rows, width = tokens.shape
+        newest = self._lengths(None) - 1  # the row that drafts, whose step `depth` this is
         positions = self._known(rope_position(newest, depth))[:, None].expand(-1, width)
-        now = self.head.project(self.embed(tokens), hidden, positions)
-        self.cache.begin(width, tokens.device, uncommitted=(depth - 1) * width)
-        keys, values = self.cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
-        seen = visible_slots(self.cache.lengths, ancestors)
-        return self.head.finish(now.residual, _attend(now.query, keys, values, seen))
+        every = torch.arange(width, device=tokens.device).expand(rows, -1)
+        return self._write(self.embed(tokens), hidden, positions, ancestors, every, None)
 
     def log_q(self, output: Tensor) -> Tensor:
         """Outputs `[.., H]` to the draft's log-probabilities `[.., W]`."""
-        return torch.log_softmax(self.head.logits(output).float(), -1)
+        return torch.log_softmax(self._logits(output), -1)
 
     def _known(self, positions: Tensor) -> Tensor:
         """Entries past the head's last position keep that one: nothing is drafted from them."""
         return positions.clamp(max=self.positions - 1)
+
+    @abstractmethod
+    def _lengths(self, rows: Sequence[int] | None) -> Tensor:
+        """Committed entries of each of `rows`, or of all, long `[B]`."""
+
+    @abstractmethod
+    def _fuse(self, features: Tensor) -> Tensor:
+        """`StepHead.fuse`."""
+
+    @abstractmethod
+    def _logits(self, output: Tensor) -> Tensor:
+        """`StepHead.logits`, in float32."""
+
+    @abstractmethod
+    def _write(
+        self,
+        embedding: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        ancestors: Tensor,
+        asked: Tensor,
+        rows: Sequence[int] | None,
+    ) -> Tensor:
+        """New entries after those of `rows`: embedding, hidden `[B, T, H]`, positions `[B, T]`.
+
+        asked `[B, Q]`: which of them are to give an output; ancestors bool `[B, Q, U + T]`: which of the `U` that were
+        drafted before and of the new ones each of those sees, beside all committed. Returns the outputs `[B, Q, H]`.
+        """
+
+
+class TorchHeadState(HeadState):
+    """Computed by the head's own modules, over a cache with room for `capacity` entries a row."""
+
+    def __init__(self, head: StepHead, target: TargetModel, capacity: int) -> None:
+        super().__init__(head, target)
+        self.cache: TargetCache = TargetCache(0, capacity)
+
+    def _lengths(self, rows: Sequence[int] | None) -> Tensor:
+        return self.cache.starts(self.target.device, rows)
+
+    def _fuse(self, features: Tensor) -> Tensor:
+        return self.head.fuse(features)
+
+    def _logits(self, output: Tensor) -> Tensor:
+        return self.head.logits(output).float()
+
+    def _write(
+        self,
+        embedding: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        ancestors: Tensor,
+        asked: Tensor,
+        rows: Sequence[int] | None,
+    ) -> Tensor:
+        cache, width = self.cache, embedding.shape[1]
+        lengths = cache.lengths if rows is None else [cache.lengths[row] for row in rows]
+        now = self.head.project(embedding, hidden, positions)
+        cache.begin(width, embedding.device, rows, uncommitted=ancestors.shape[-1] - width)
+        keys, values = cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
+        query, residual = now.query, now.residual
+        if asked.shape[1] < width:
+            every = torch.arange(len(asked), device=asked.device)[:, None]
+            query, residual = query[every, asked], residual[every, asked]
+        return self.head.finish(residual, _attend(query, keys, values, visible_slots(lengths, ancestors)))
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:

@@ -107,10 +107,11 @@ class DecodingLoop:
         A request that fails by itself, in its logits, its processors or its text, ends with an event of finish reason
         "error"; no other row notices.
         """
-        events = self._let_go() if self._aborted else []
-        events += self._admit()
-        if self._rows:
-            events += self._advance()
+        with self.target.beside():
+            events = self._let_go() if self._aborted else []
+            events += self._admit()
+            if self._rows:
+                events += self._advance()
         return events
 
     def _let_go(self) -> list[Event]:

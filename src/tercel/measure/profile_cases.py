@@ -75,11 +75,11 @@ def head_cases(proposer: HeadProposer, context: Context) -> Iterator[tuple[str, 
 
     context: with the layers that the head reads.
     """
-    head, target, length = proposer.head, proposer.target, context.length
+    head, length = proposer.head, context.length
     config, size = head.config, torch.empty(0, dtype=head.dtype).element_size()
     cost, output = head.work(), config.hidden_size * config.draft_vocab_size
     nodes = proposer.shape.top_k
-    state = HeadState(head, target, length + COMMITTED + nodes * proposer.shape.depth)
+    state = proposer.new_state(length + COMMITTED + nodes * proposer.shape.depth)
     state.cache.add_rows(1)
     features, entries = [layer[0] for layer in context.output.layers], context.tokens[token_in(0, 0) : length + 1]
     state.output = state.extend([features], [entries])

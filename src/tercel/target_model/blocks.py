@@ -25,6 +25,7 @@ class MaskedBlocks:
     """Trees, chains and padded prompts of many rows in one forward, with a `TargetCache`."""
 
     backend = TORCH
+    torch_threads = None
 
     def __init__(self, stock: StockDecoder) -> None:
         self._stock = stock

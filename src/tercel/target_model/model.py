@@ -6,7 +6,8 @@ Shape legend: K hidden size, V vocabulary, W some of its tokens.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -124,6 +125,18 @@ class Target:
     @property
     def backend(self) -> str:
         return self._blocks.backend
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        before, count = torch.get_num_threads(), self._blocks.torch_threads
+        if count in (None, before):
+            yield
+            return
+        torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

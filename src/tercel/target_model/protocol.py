@@ -10,6 +10,7 @@ Shape legend: B rows (requests), T block length, K hidden size, V vocabulary, W 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -50,11 +51,15 @@ class RowCache(Protocol):
 class Blocks(Protocol):
     """The part of a target that a backend brings: how blocks run and what they leave behind.
 
-    The methods are those of `TargetModel`. backend: its name; renews: whether `renew` can fill a row anew.
+    The methods are those of `TargetModel`. backend: its name; renews: whether `renew` can fill a row anew;
+    torch_threads: how many threads torch should have beside it, None for as many as it has.
     """
 
     backend: str
     renews: bool
+
+    @property
+    def torch_threads(self) -> int | None: ...
 
     def new_cache(self, rows: int, capacity: int) -> RowCache: ...
 
@@ -112,6 +117,11 @@ class TargetModel(Protocol):
     @property
     def backend(self) -> str:
         """What computes its blocks."""
+        ...
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Within, torch has as many threads as go well with what computes the blocks: threads that wait for work keep
+        the cores from those of another library."""
         ...
 
     @property

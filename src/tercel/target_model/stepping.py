@@ -56,6 +56,7 @@ class TokenSteps:
     """Blocks are causal and their positions follow the cache, whatever they are said to be."""
 
     backend = TORCH
+    torch_threads = None
     renews = False  # a state cannot be filled anew in place
 
     def __init__(self, stock: StockDecoder) -> None:

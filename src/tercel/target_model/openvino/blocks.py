@@ -39,6 +39,7 @@ class OpenVinoBlocks:
     """
 
     backend = OPENVINO
+    torch_threads = 1  # of torch's own there is little to compute
     renews = False  # what it would be needed for is refused
 
     def __init__(self, target: Target, capture: Sequence[int], keep: bool, say: Say) -> None:

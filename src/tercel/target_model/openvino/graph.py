@@ -9,7 +9,6 @@ Shape legend: B rows, T block length, S slots of the past, K hidden size, q quer
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -21,9 +20,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from tercel.errors import TercelError
 from tercel.target_model.gguf import quiet_transformers
-from tercel.target_model.openvino.precision import prepared
+from tercel.target_model.openvino.convert import converted
 from tercel.target_model.output_layer import OutputLayer
 from tercel.target_model.stock import StockDecoder, layer_inputs
 from tercel.target_model.structure import attention_windows, decoder_layers
@@ -33,7 +31,6 @@ _FRONT = 5  # inputs before the past: a block, positions, lengths, who sees whom
 _ONES = 16  # columns: a product with one alone sums in another order than all others do
 _EXAMPLE_ROWS, _EXAMPLE_BLOCK, _EXAMPLE_SLOTS = 2, 3, 5  # all different, so that no size is taken for another
 Front = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-_TYPES = {torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16}
 
 
 @dataclass(frozen=True)
@@ -239,37 +236,19 @@ def convert_decoder(stock: StockDecoder, capture: Sequence[int]) -> ov.Model:
     positions = torch.arange(block).expand(rows, -1).contiguous()
     lengths, seen = torch.tensor([2, slots]), torch.ones(rows, block, block, dtype=torch.bool).tril()
     front = (torch.zeros(rows, block, width), positions, lengths, seen, torch.arange(slots))
-    with torch.no_grad(), warnings.catch_warnings(), quiet_transformers():
-        warnings.simplefilter("ignore")  # of every size that is taken for a constant
+    with torch.no_grad(), quiet_transformers():
         layout = _layout(graph, front)
         graph.groups = list(layout.groups.values())
         past = [torch.zeros(rows, heads, slots, size, dtype=dtype) for heads, size in layout.shapes]
-        model = _converted(graph, (front[0].to(dtype), *front[1:], *past))
-    kept = [[-1, heads, -1, size] for heads, size in layout.shapes]
-    shapes = [[-1, -1, width], [-1, -1], [-1], [-1, -1, -1], [-1], *kept]
-    number, long = _TYPES[dtype], ov.Type.i64
-    types = [number, long, long, ov.Type.boolean, long, *[number] * len(layout.shapes)]
-    if [port.element_type for port in model.inputs] != types:
-        raise TercelError("its graph does not take a block, positions, a mask and a cache")
-    model.reshape({port: ov.PartialShape(shape) for port, shape in zip(model.inputs, shapes, strict=True)})
-    return prepared(model, dtype)
+        kept = [[-1, heads, -1, size] for heads, size in layout.shapes]
+        shapes = [[-1, -1, width], [-1, -1], [-1], [-1, -1, -1], [-1], *kept]
+        return converted(graph, (front[0].to(dtype), *front[1:], *past), shapes)
 
 
 def convert_output(layer: OutputLayer, dtype: torch.dtype) -> ov.Model:
     """The output layer as a graph."""
-    weight = cast(Tensor, layer.linear.weight)
-    width = weight.shape[1]
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = _converted(OutputGraph(layer, dtype), (torch.zeros(2, width, dtype=dtype),))
-    model.reshape({model.inputs[0]: ov.PartialShape([-1, width])})
-    return prepared(model, dtype)
-
-
-def _converted(graph: nn.Module, example: tuple[Tensor, ...]) -> ov.Model:
-    # what tracing checks, whether the same comes out of a second trace, is less than what the graph is checked for
-    traced = torch.jit.trace(graph, example, strict=False, check_trace=False)
-    return ov.convert_model(traced, example_input=example)
+    width = cast(Tensor, layer.linear.weight).shape[1]
+    return converted(OutputGraph(layer, dtype), [torch.zeros(2, width, dtype=dtype)], [[-1, width]])
 
 
 def _layout(graph: BlockGraph, front: Front) -> Layout:
