@@ -69,6 +69,7 @@ class BlockCache(Cache):
         self.block: list[Tensor] = []
         self.attended = 0  # layers whose attention was `ordered_attention`
         self._ones: dict[int, Tensor] = {}  # by the number of heads
+        self._masks: dict[tuple[int, int], Tensor] = {}  # by the mask they are made of, and groups
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -91,6 +92,14 @@ class BlockCache(Cache):
         if heads not in self._ones:
             self._ones[heads] = torch.ones_like(values[..., :1]).expand(-1, -1, -1, _ONES)
         return self._ones[heads]
+
+    def side_by_side(self, mask: Tensor, groups: int) -> Tensor:
+        """A mask `[B, 1, T, S + T]` for the query heads of a key head as rows, made once for all layers that share it:
+        `[B, 1, groups * T, S + T]`, or one row more where there is no group."""
+        key = id(mask), groups
+        if key not in self._masks:
+            self._masks[key] = torch.cat([mask, mask[:, :, :1]] if groups == 1 else [mask] * groups, 2)
+        return self._masks[key]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return int(self.past[0].shape[2]) if self.past else 0
@@ -123,34 +132,30 @@ def ordered_attention(
         raise ValueError("attention with a bias of its own")
     cache = _CURRENT.get()
     cache.attended += 1
-    rows, block = query.shape[0], query.shape[2]
     heads, kv, size, width = int(query.shape[1]), int(key.shape[1]), int(query.shape[3]), int(value.shape[3])
     groups = heads // kv
     scaled = query * (size**-0.5 if scaling is None else scaling)
-    alone = groups == 1  # a product of one row has a kernel of its own: the first token goes twice
-    if alone:
+    if groups == 1:  # a product of one row has a kernel of its own: the first token goes twice
         scaled = torch.cat([scaled, scaled[:, :, :1]], 2)
-        attention_mask = torch.cat([attention_mask, attention_mask[:, :, :1]], 2)
-        block = scaled.shape[2]
-    side_by_side = scaled.reshape(rows, kv, groups * block, size)
+    side_by_side = scaled.reshape(query.shape[0], kv, -1, size)
     keys, values = key, value
     if cache.past:
         keys, values = (torch.cat(pair, 2) for pair in zip(cache.latest, (key, value), strict=True))
-    scores = (side_by_side @ keys.transpose(-1, -2)).reshape(rows, kv, groups, block, -1)
+    scores = side_by_side @ keys.transpose(-1, -2)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + attention_mask[:, :, None]
+    scores = scores + cache.side_by_side(attention_mask, groups)
     most = scores.amax(-1, keepdim=True)
     sinks = None
     if s_aux is not None:
-        sinks = s_aux.reshape(1, kv, groups, 1, 1).expand(rows, -1, -1, block, -1)
+        sinks = s_aux.reshape(1, kv, groups, 1).expand(-1, -1, -1, scaled.shape[2]).reshape(1, kv, -1, 1)
         most = torch.maximum(most, sinks)
-    weights = torch.exp(scores - most).reshape(rows, kv, groups * block, -1)
+    weights = torch.exp(scores - most)
     total = (weights @ cache.ones(values))[..., :1]
     if sinks is not None:
-        total = total + torch.exp(sinks - most).reshape(rows, kv, groups * block, 1)
-    out = ((weights @ values) / total).reshape(rows, heads, block, width)
-    return (out[:, :, :-1] if alone else out).transpose(1, 2), None
+        total = total + torch.exp(sinks - most)
+    out = ((weights @ values) / total).reshape(query.shape[0], heads, -1, width)
+    return (out[:, :, :-1] if groups == 1 else out).transpose(1, 2), None
 
 
 class BlockGraph(nn.Module):
