@@ -15,8 +15,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import date
@@ -24,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engine_files import GGUF_TYPES, HERE, RUN_BY, Places, head_for, start, target_for
+from line_protocol import Job, Question
 
 from tercel.decode.compat import load_draft
 from tercel.decode.engine import Engine
@@ -33,16 +33,12 @@ from tercel.decode.types import Request
 from tercel.draft import DraftModel
 from tercel.draft.acceptance import count_chains
 from tercel.draft.shape import TreeShape
+from tercel.errors import TercelError
 from tercel.files import write_json
-from tercel.interop.engines import ENGINES
-from tercel.interop.export import export_head
 from tercel.measure.intervals import proportion, speedup
 from tercel.measure.tasks import first_prompts, parse_tasks
 from tercel.target_model.model import Target
-from tercel.target_model.stored import StoredTarget
 
-HERE = Path(__file__).resolve().parent
-VENVS = {name: f".venv-{engine.run_by}" for name, engine in ENGINES.items()}
 ON_CPU = ("vllm", "speculators", "openvino", "llamacpp")  # the other two need a GPU
 CONTEXT = 2048
 
@@ -52,18 +48,10 @@ class Reference:
     """What this package makes of the prompts in float32: texts, and a chain's drafts and takings by position."""
 
     prompts: list[list[int]]
+    eos: list[int]
     answers: list[list[int]]
     drafts: int
     accepted: list[int]
-
-
-@dataclass(frozen=True)
-class Places:
-    """Folders of a run: exports and job files in `work`, engines' environments beside each other in `venvs`."""
-
-    work: Path
-    venvs: Path
-    target: Path
 
 
 def reference(target: Target, model: DraftModel, tasks: str, max_new_tokens: int, k: int) -> Reference:
@@ -73,108 +61,54 @@ def reference(target: Target, model: DraftModel, tasks: str, max_new_tokens: int
     chain = Engine(target, make_proposer(EAGLE3, target, head=model, shape=TreeShape.chain(k))).generate(asked)
     steps = [taken for result in chain for taken in result.accepted]
     assert [list(r.tokens) for r in chain] == answers, "this package's own chain is not lossless"
-    return Reference(prompts, answers, len(steps), list(count_chains(steps, [k] * len(steps), k).right))
+    right = count_chains(steps, [k] * len(steps), k).right
+    return Reference(prompts, list(target.eos_token_ids), answers, len(steps), list(right))
 
 
 def run_engine(engine: str, places: Places, reference: Reference, args: argparse.Namespace, **job: Any) -> Any:
-    """One run of an engine's runner in its own environment."""
+    """One run of an engine in its own environment: every prompt once, after a warm-up."""
     job = {
-        "prompts": reference.prompts,
-        "max_new_tokens": args.max_new_tokens,
         "k": args.k,
         "context": CONTEXT,
         "threads": args.threads,
+        "eos": reference.eos,
         "speculators": engine == "speculators",
+        "compiled": False,
         **job,
     }
-    stem = f"{engine}-{job['dtype']}-{'eagle3' if job['head'] else 'vanilla'}"
-    job_file, result_file = places.work / f"{stem}.job.json", places.work / f"{stem}.json"
-    job_file.write_text(json.dumps(job))
-    result_file.unlink(missing_ok=True)
-    python = places.venvs / VENVS[engine] / "bin" / "python"
-    log = places.work / f"{stem}.out"
-    with log.open("w") as stream:
-        code = subprocess.run(
-            [python, HERE / f"run_{ENGINES[engine].run_by}.py", job_file, result_file],
-            env=environment(engine, places.venvs / VENVS[engine], args.threads),
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            check=False,
-        ).returncode
-    if code or not result_file.exists():
-        raise SystemExit(f"{engine} ended with code {code}; its output is in {log}")
-    return json.loads(result_file.read_text())
-
-
-def environment(engine: str, venv: Path, threads: int) -> dict[str, str]:
-    plain = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    if engine not in ("vllm", "speculators"):
-        return plain
-    preload = [path for path in (venv / "lib" / "libiomp5.so", *tcmalloc()) if path.exists()]  # for speed only
-    return {
-        **plain,
-        "LD_PRELOAD": ":".join(map(str, preload)),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
-        "VLLM_NO_USAGE_STATS": "1",
+    log = places.work / f"{engine}-{job['dtype']}-{job['method']}.out"
+    process = start(engine, places.tool(engine, "python"), job, log, places.venv(engine))
+    try:
+        process.ask(Question(reference.prompts[0], args.max_new_tokens))  # warm-up
+        answers = [process.ask(Question(prompt, args.max_new_tokens)) for prompt in reference.prompts]
+    finally:
+        process.close()
+    found: dict[str, Any] = {
+        "version": process.version,
+        "answers": [answer.tokens for answer in answers],
+        "seconds": [answer.seconds for answer in answers],
     }
-
-
-def tcmalloc() -> list[Path]:
-    return sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))[:1]
-
-
-def call(places: Places, engine: str, *command: str | Path) -> None:
-    """A tool of an engine's environment; its output is shown only if it fails."""
-    program = places.venvs / VENVS[engine] / "bin" / str(command[0])
-    done = subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{program.name} failed:\n{(done.stdout + done.stderr)[-3000:]}")
-
-
-def prepare(engine: str, dtype: str, model: DraftModel, places: Places, k: int) -> dict[str, Any]:
-    """Export the head for `engine` and make what it needs beside it; the job's `target`, `head` and so on."""
-    out = places.work / f"head-{engine}-{dtype}"
-    shutil.rmtree(out, ignore_errors=True)
-    target = StoredTarget.find(str(places.target), ask_hub=False)
-    shared: dict[str, Any] = {"target": target, "shape": TreeShape.chain(k)}
-    if engine == "llamacpp":
-        kind = {"float32": "f32", "bfloat16": "bf16"}[dtype]
-        gguf = places.work / f"target-{kind}.gguf"
-        if not gguf.exists():
-            source = places.venvs / VENVS[engine] / "llama.cpp"
-            call(places, engine, "python", source / "convert_hf_to_gguf.py", places.target, "--outtype", kind,
-                 "--outfile", gguf)  # fmt: skip
-        export_head(model, engine, out, target_gguf=gguf, **shared)
-        program = places.venvs / VENVS[engine] / "bin" / "llama-server"
-        return {"target": str(gguf), "head": str(next(out.glob("*.gguf"))), "program": str(program)}
-    export_head(model, engine, out, **shared)
-    if engine == "openvino":
-        return {"layers": json.loads((out / "openvino.json").read_text())["hidden_layers_list"],
-                **converted(places, out)}  # fmt: skip
-    return {"target": str(places.target), "head": str(out)}
-
-
-def converted(places: Places, head: Path) -> dict[str, str]:
-    """OpenVINO's graphs of target and head, in float32: the precision of a run is set when it is loaded."""
-    task = ("--task", "text-generation-with-past", "--weight-format", "fp32")
-    target_ov, head_ov = places.work / "target-ov", Path(f"{head}-ov")
-    if not target_ov.exists():
-        call(places, "openvino", "optimum-cli", "export", "openvino", "-m", places.target, *task, target_ov)
-    shutil.rmtree(head_ov, ignore_errors=True)
-    call(places, "openvino", "optimum-cli", "export", "openvino", "-m", head, *task, "--trust-remote-code", head_ov)
-    return {"target": str(target_ov), "head": str(head_ov)}
+    if job["method"] == "eagle3":
+        found["drafts"] = sum(answer.drafts or 0 for answer in answers)
+        found["accepted"] = [sum(counts) for counts in zip(*(answer.accepted or () for answer in answers), strict=True)]
+    return found
 
 
 def prove(engine: str, model: DraftModel, reference: Reference, places: Places, args: argparse.Namespace) -> Any:
     """One engine's entry of the report."""
-    exact = prepare(engine, "float32", model, places, args.k)
-    alone = run_engine(engine, places, reference, args, dtype="float32", **{**exact, "head": None})
-    drafted = run_engine(engine, places, reference, args, dtype="float32", **exact)
-    fast = prepare(engine, "bfloat16", model, places, args.k) if engine == "llamacpp" else exact
-    base = run_engine(engine, places, reference, args, dtype="bfloat16", **{**fast, "head": None})
-    quick = run_engine(engine, places, reference, args, dtype="bfloat16", **fast)
+
+    def job(dtype: str, head: Job) -> Job:
+        method = "eagle3" if head else "vanilla"
+        own = {"dtype": dtype, "method": method, "cache": GGUF_TYPES[dtype]}
+        return {**own, **target_for(engine, dtype, places), **head}
+
+    exact = head_for(engine, "float32", model, places, args.k)
+    alone = run_engine(engine, places, reference, args, **job("float32", {}))
+    drafted = run_engine(engine, places, reference, args, **job("float32", exact))
+    base = run_engine(engine, places, reference, args, **job("bfloat16", {}))
+    # a GGUF file has one precision; of everything else the precision is set when it is loaded
+    fast = head_for(engine, "bfloat16", model, places, args.k) if engine == "llamacpp" else exact
+    quick = run_engine(engine, places, reference, args, **job("bfloat16", fast))
     return entry(engine, reference, alone, drafted, base, quick, args)
 
 
@@ -225,7 +159,7 @@ def same(answers: list[list[int]], wanted: list[list[int]]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", default=",".join(ON_CPU), help=f"some of {', '.join(VENVS)}")
+    parser.add_argument("--engines", default=",".join(ON_CPU), help=f"some of {', '.join(RUN_BY)}")
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--head", default=None, help="any HEAD; the target's shipped one if left out")
     parser.add_argument("--tasks", default="demo:6")
@@ -236,20 +170,22 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=HERE.parent / "out" / "engines")
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "engines.json")
     args = parser.parse_args()
-    unknown = set(args.engines.split(",")) - set(VENVS)
+    unknown = set(args.engines.split(",")) - set(RUN_BY)
     if unknown:
-        sys.exit(f"there is no engine {sorted(unknown)[0]}; choose among {', '.join(VENVS)}")
+        sys.exit(f"there is no engine {sorted(unknown)[0]}; choose among {', '.join(RUN_BY)}")
     torch.set_num_threads(args.threads)
-    args.work.mkdir(parents=True, exist_ok=True)
     target = Target.load(args.target, dtype=torch.float32)
     model = load_draft(args.head, target)
     known = json.loads(args.out.read_text()) if args.out.exists() else {}
     print(f"{args.target} decodes {args.tasks} here …", flush=True)
     found = reference(target, model, args.tasks, args.max_new_tokens, args.k)
-    places = Places(args.work.resolve(), args.venvs.resolve(), Path(target.source.path))
+    places = Places.of(target, args.work, args.venvs)
     for engine in args.engines.split(","):
         print(f"{engine} …", flush=True)
-        known[engine] = prove(engine, model, found, places, args)
+        try:
+            known[engine] = prove(engine, model, found, places, args)
+        except TercelError as error:
+            sys.exit(str(error))
         write_json(args.out, known)
         print(json.dumps(known[engine], indent=1), flush=True)
     failed = [e for e in args.engines.split(",") if not (known[e]["same_text"] and known[e]["same_acceptance"])]

@@ -1,4 +1,7 @@
-"""One llama.cpp server run for `prove.py`: a job file in, a result file out. Needs nothing but Python's own library."""
+"""A llama.cpp server, driven line by line: method "vanilla" or "eagle3". Needs nothing but Python's own library.
+
+The job's `program` is the server, `cache` the type of its key-value cache.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-START_SECONDS = 120
-TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+from line_protocol import Answer, Job, Loaded, Question, serve
+
+START_SECONDS, ANSWER_SECONDS = 120, 600
 
 
 def free_port() -> int:
@@ -30,84 +30,79 @@ def get(url: str) -> str:
         return str(answer.read().decode())
 
 
-@contextmanager
-def server(job: dict[str, Any], log: Path) -> Iterator[str]:
-    """The address of a running `llama-server`; it is stopped when the block ends."""
-    port, kind = free_port(), TYPES[job["dtype"]]
-    command = [job["program"], "-m", job["target"], "--host", "127.0.0.1", "--port", str(port), "--metrics"]
-    # one sequence; the cache in the weights' own precision, where the default is f16
-    command += ["-c", str(job["context"]), "-np", "1", "-t", str(job["threads"]), "-ctk", kind, "-ctv", kind]
-    if job["head"] is not None:
-        command += ["-md", job["head"], "--spec-type", "draft-eagle3", "--spec-draft-n-max", str(job["k"])]
-        # never a draft cut short for its low probability: other engines do not
-        command += ["--spec-draft-p-min", "0", "-ctkd", kind, "-ctvd", kind]
-    with log.open("w") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as process:
+class LlamaCpp(Loaded):
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        told = subprocess.run([job["program"], "--version"], capture_output=True, text=True, check=True)
+        version = re.search(r"version: (.*)", told.stderr + told.stdout)
+        self.version = version[1] if version else "unknown"
+        port, cache = free_port(), job["cache"]
+        given = ["-c", str(job["context"]), "-np", "1", "-t", str(job["threads"]), "-ctk", cache, "-ctv", cache]
+        if job["method"] == "eagle3":
+            given += ["-md", job["head"], "--spec-type", "draft-eagle3", "--spec-draft-n-max", str(job["k"])]
+            # never a draft cut short for its low probability: other engines do not
+            given += ["--spec-draft-p-min", "0", "-ctkd", cache, "-ctvd", cache]
+        self.settings = {"cache": cache, "given": " ".join(given)}
+        self.address = f"http://127.0.0.1:{port}"
+        where = ["-m", job["target"], "--host", "127.0.0.1", "--port", str(port), "--metrics"]
+        self.process = subprocess.Popen(
+            [job["program"], *where, *given], stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr
+        )
         try:
-            address = f"http://127.0.0.1:{port}"
-            wait_for(f"{address}/health", process, log)
-            yield address
-        finally:
-            process.terminate()
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
 
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                get(f"{self.address}/health")
+                return
+            except (URLError, OSError):
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit("llama-server did not start") from None
+                time.sleep(0.2)
 
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            get(url)
-            return
-        except (URLError, OSError):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("llama-server did not start:\n" + log.read_text()[-2000:]) from None
-            time.sleep(0.2)
+    def counters(self) -> tuple[int, dict[int, int]]:
+        text = get(f"{self.address}/metrics")
+        per_position = re.findall(r'num_accepted_tokens_per_pos_total\{position="(\d+)"\} (\d+)', text)
+        drafts = re.search(r"^llamacpp:spec_decode_num_drafts_total (\d+)", text, re.MULTILINE)
+        return int(drafts[1]) if drafts else 0, {int(position): int(count) for position, count in per_position}
 
+    def answer(self, question: Question) -> Answer:
+        asked = {
+            "prompt": question.prompt,
+            "n_predict": question.max_new_tokens,
+            "temperature": question.temperature,
+            "seed": question.seed,
+            "cache_prompt": False,
+            "return_tokens": True,
+        }
+        if question.temperature:
+            asked |= {"samplers": ["temperature"], "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        kind = {"Content-Type": "application/json"}
+        request = Request(f"{self.address}/completion", json.dumps(asked).encode(), kind, method="POST")
+        before = None if self.job["method"] == "vanilla" else self.counters()
+        start = time.perf_counter()
+        with urlopen(request, timeout=ANSWER_SECONDS) as reply:
+            done = json.load(reply)
+        seconds = time.perf_counter() - start
+        tokens = list(done["tokens"])
+        if done["stop_type"] == "eos":
+            tokens.append(self.job["eos"][0])  # which of them it was is not told
+        if before is None:
+            return Answer(tokens, seconds, len(tokens) - 1)
+        drafts, counts = self.counters()
+        accepted = [counts.get(place, 0) - before[1].get(place, 0) for place in range(self.job["k"])]
+        # not every step has a draft
+        return Answer(tokens, seconds, max(0, len(tokens) - 1 - sum(accepted)), drafts - before[0], accepted)
 
-def counters(address: str) -> dict[str, Any]:
-    text = get(f"{address}/metrics")
-    per_position = re.findall(r'num_accepted_tokens_per_pos_total\{position="(\d+)"\} (\d+)', text)
-    drafts = re.search(r"^llamacpp:spec_decode_num_drafts_total (\d+)", text, re.MULTILINE)
-    return {
-        "drafts": int(drafts[1]) if drafts else 0,
-        "accepted": {int(position): int(count) for position, count in per_position},
-    }
-
-
-def complete(address: str, prompt: list[int], max_new_tokens: int) -> list[int]:
-    asked = {
-        "prompt": prompt,
-        "n_predict": max_new_tokens,
-        "temperature": 0.0,
-        "cache_prompt": False,
-        "return_tokens": True,
-    }
-    request = Request(
-        f"{address}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"}, method="POST"
-    )
-    with urlopen(request, timeout=600) as answer:
-        return list(json.load(answer)["tokens"])
-
-
-def main(job_file: Path, result_file: Path) -> None:
-    job = json.loads(job_file.read_text())
-    with server(job, result_file.with_suffix(".log")) as address:
-        complete(address, job["prompts"][0], job["max_new_tokens"])  # warm-up
-        before = counters(address)
-        answers, seconds = [], []
-        for prompt in job["prompts"]:
-            start = time.perf_counter()
-            answers.append(complete(address, prompt, job["max_new_tokens"]))
-            seconds.append(time.perf_counter() - start)
-        after = counters(address)
-    told = subprocess.run([job["program"], "--version"], capture_output=True, text=True, check=True)
-    version = re.search(r"version: (.*)", told.stderr + told.stdout)
-    result: dict[str, Any] = {"version": version[1] if version else "unknown", "answers": answers, "seconds": seconds}
-    if job["head"] is not None:
-        result["drafts"] = after["drafts"] - before["drafts"]
-        result["accepted"] = [
-            after["accepted"].get(i, 0) - before["accepted"].get(i, 0) for i in range(job["k"])
-        ]
-    result_file.write_text(json.dumps(result))
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    serve(LlamaCpp)

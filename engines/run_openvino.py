@@ -1,9 +1,11 @@
-"""One OpenVINO GenAI run for `prove.py`, inside its own environment: a job file in, a result file out."""
+"""OpenVINO GenAI, driven line by line, inside its own environment: method "vanilla", "lookup" or "eagle3".
+
+The job's `layers` are the captured layers (outputs) that the head's graph has to name.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,28 +13,15 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
+from line_protocol import Answer, Job, Loaded, Question, serve
 
 HINTS = {"float32": "f32", "bfloat16": "bf16"}
-
-
-def load(job: dict[str, Any]) -> genai.LLMPipeline:
-    kind = HINTS[job["dtype"]]
-    # the cache's default precision is a lossy one
-    settings = {
-        "INFERENCE_NUM_THREADS": job["threads"],
-        "INFERENCE_PRECISION_HINT": kind,
-        "KV_CACHE_PRECISION": kind,
-        "scheduler_config": genai.SchedulerConfig(),
-    }
-    settings["scheduler_config"].cache_size = 1  # GB
-    if job["head"] is not None:
-        own = {name: value for name, value in settings.items() if name != "scheduler_config"}
-        settings["draft_model"] = genai.draft_model(job["head"], "CPU", **own)
-    return genai.LLMPipeline(job["target"], "CPU", **settings)
+LONGEST_NGRAM = 3
+CACHE_GB = 1
 
 
 def put_layers(head: str, layers: list[int]) -> None:
-    """Write the captured layers (outputs) into the converted head, once."""
+    """Write the captured layers into the converted head, once."""
     done = Path(head) / "layers.json"
     if done.exists():
         return
@@ -45,45 +34,59 @@ def put_layers(head: str, layers: list[int]) -> None:
     done.write_text(json.dumps(layers))
 
 
-def taken(metrics: genai.SDPerModelsPerfMetrics) -> list[int]:
-    """Drafts taken in each run of the target behind the prompt's: what it appended, less its own token."""
-    sizes = list(metrics.main_model_metrics.raw_metrics.m_batch_sizes)
-    return [size - 1 for size in sizes[1:]]
+class OpenVino(Loaded):
+    def __init__(self, job: Job) -> None:
+        self.job, self.version = job, genai.get_version()
+        kind = HINTS[job["dtype"]]
+        # the cache's default precision is a lossy one
+        own = {
+            "INFERENCE_NUM_THREADS": job["threads"],
+            "INFERENCE_PRECISION_HINT": kind,
+            "KV_CACHE_PRECISION": kind,
+        }
+        self.settings: dict[str, Any] = dict(own)
+        given: dict[str, Any] = {**own, "scheduler_config": genai.SchedulerConfig()}
+        given["scheduler_config"].cache_size = CACHE_GB
+        given["scheduler_config"].enable_prefix_caching = False  # every answer pays for its prompt, as everywhere
+        if job["method"] == "eagle3":
+            put_layers(job["head"], job["layers"])
+            given["draft_model"] = genai.draft_model(job["head"], "CPU", **own)
+        elif job["method"] == "lookup":
+            given["prompt_lookup"] = True
+            self.settings["max_ngram_size"] = LONGEST_NGRAM
+        if job["method"] != "vanilla":
+            self.settings["num_assistant_tokens"] = job["k"]
+        self.pipe = genai.LLMPipeline(job["target"], "CPU", **given)
 
+    def config(self, question: Question) -> genai.GenerationConfig:
+        config = genai.GenerationConfig()
+        config.max_new_tokens = question.max_new_tokens
+        config.set_eos_token_id(self.job["eos"][0])
+        config.stop_token_ids = set(self.job["eos"])
+        config.apply_chat_template = False
+        if question.temperature:
+            config.do_sample, config.temperature = True, question.temperature
+            config.top_k, config.top_p, config.rng_seed = 0, 1.0, question.seed
+        if self.job["method"] != "vanilla":
+            config.num_assistant_tokens = self.job["k"]
+        if self.job["method"] == "lookup":
+            config.max_ngram_size = LONGEST_NGRAM
+        return config
 
-def main(job_file: Path, result_file: Path) -> None:
-    job = json.loads(job_file.read_text())
-    if job["head"] is not None:
-        put_layers(job["head"], job["layers"])
-    pipe = load(job)
-    config = pipe.get_generation_config()
-    config.max_new_tokens = job["max_new_tokens"]
-    config.do_sample = False
-    config.apply_chat_template = False
-    if job["head"] is not None:
-        config.num_assistant_tokens = job["k"]
-
-    def answer(tokens: list[int]) -> genai.EncodedResults:
-        return pipe.generate(ov.Tensor(np.array([tokens], dtype=np.int64)), config)
-
-    answer(job["prompts"][0])  # warm-up
-    answers, seconds, accepted, drafted, counted = [], [], [], 0, 0
-    for prompt in job["prompts"]:
+    def answer(self, question: Question) -> Answer:
+        prompt, config = ov.Tensor(np.array([question.prompt], dtype=np.int64)), self.config(question)
         start = time.perf_counter()
-        done = answer(prompt)
-        seconds.append(time.perf_counter() - start)
-        answers.append(list(done.tokens[0]))
-        if job["head"] is not None:
-            accepted += taken(done.extended_perf_metrics)
-            drafted += done.extended_perf_metrics.get_num_draft_tokens()
-            counted += done.extended_perf_metrics.get_num_accepted_tokens()
-    result: dict[str, Any] = {"version": genai.get_version(), "answers": answers, "seconds": seconds}
-    if job["head"] is not None:
-        result["drafts"] = len(accepted)
-        result["accepted"] = [sum(count > place for count in accepted) for place in range(job["k"])]
-        result["totals"] = {"drafted": drafted, "accepted": counted}
-    result_file.write_text(json.dumps(result))
+        done = self.pipe.generate(prompt, config)
+        seconds = time.perf_counter() - start
+        tokens = list(done.tokens[0])
+        if self.job["method"] != "eagle3":
+            return Answer(tokens, seconds, len(done.perf_metrics.raw_metrics.m_batch_sizes) - 1)
+        # tokens that each run of the target behind the prompt's appended, less its own
+        sizes = list(done.extended_perf_metrics.main_model_metrics.raw_metrics.m_batch_sizes)
+        taken = [size - 1 for size in sizes[1:]]
+        accepted = [sum(count > place for count in taken) for place in range(self.job["k"])]
+        return Answer(tokens, seconds, len(taken), len(taken), accepted)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    serve(OpenVino)

@@ -1,4 +1,4 @@
-"""One SGLang run for `prove.py`, inside SGLang's own environment: a job file in, a result file out.
+"""SGLang, driven line by line, inside its own environment: method "vanilla" or "eagle3".
 
 With a head, each answer carries a histogram of how many drafts its verifications took; the counts by position are
 rebuilt from it. Written from the sources of SGLang 0.5.23 and not yet run: the project is developed without a GPU.
@@ -6,18 +6,17 @@ rebuilt from it. Written from the sources of SGLang 0.5.23 and not yet run: the 
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import sglang
+from line_protocol import Answer, Job, Loaded, Question, serve
 
 
-def load(job: dict[str, Any]) -> sglang.Engine:
-    settings: dict[str, Any] = {
+def settings(job: Job) -> dict[str, Any]:
+    """What its `Engine` is given."""
+    given: dict[str, Any] = {
         "model_path": job["target"],
         "dtype": job["dtype"],
         "context_length": job["context"],
@@ -29,16 +28,16 @@ def load(job: dict[str, Any]) -> sglang.Engine:
     if job["dtype"] == "float32":
         # the default attention kernels know half precisions only; Triton's products are TF32 unless told otherwise
         os.environ["TRITON_F32_DEFAULT"] = "ieee"
-        settings["attention_backend"] = "triton"
-    if job["head"] is not None:
-        settings |= {
+        given["attention_backend"] = "triton"
+    if job["method"] == "eagle3":
+        given |= {
             "speculative_algorithm": "EAGLE3",
             "speculative_draft_model_path": job["head"],
             "speculative_num_steps": job["k"],
             "speculative_eagle_topk": 1,
             "speculative_num_draft_tokens": job["k"] + 1,  # the root is counted
         }
-    return sglang.Engine(**settings)
+    return given
 
 
 def histogram(done: dict[str, Any], k: int) -> list[int]:
@@ -56,29 +55,30 @@ def histogram(done: dict[str, Any], k: int) -> list[int]:
     return counts + [0] * (k + 1 - len(counts))
 
 
-def main(job_file: Path, result_file: Path) -> None:
-    job = json.loads(job_file.read_text())
-    params = {"temperature": 0.0, "max_new_tokens": job["max_new_tokens"]}
-    with load(job) as engine:
+class Sglang(Loaded):
+    def __init__(self, job: Job) -> None:
+        self.job, self.version, self.settings = job, sglang.__version__, settings(job)
+        self.engine = sglang.Engine(**self.settings)
 
-        def answer(tokens: list[int]) -> dict[str, Any]:
-            return engine.generate(input_ids=tokens, sampling_params=params)
+    def answer(self, question: Question) -> Answer:
+        params = {
+            "temperature": question.temperature,
+            "max_new_tokens": question.max_new_tokens,
+            "stop_token_ids": self.job["eos"],
+        }
+        start = time.perf_counter()
+        done = self.engine.generate(input_ids=question.prompt, sampling_params=params)
+        seconds = time.perf_counter() - start
+        tokens = list(done["output_ids"])
+        if self.job["method"] == "vanilla":
+            return Answer(tokens, seconds, len(tokens) - 1)
+        counts = histogram(done, self.job["k"])
+        accepted = [sum(counts[place + 1 :]) for place in range(self.job["k"])]
+        return Answer(tokens, seconds, sum(counts), sum(counts), accepted)
 
-        answer(job["prompts"][0])  # warm-up
-        results, seconds = [], []
-        for prompt in job["prompts"]:
-            start = time.perf_counter()
-            results.append(answer(prompt))
-            seconds.append(time.perf_counter() - start)
-    answers = [list(done["output_ids"]) for done in results]
-    result: dict[str, Any] = {"version": sglang.__version__, "answers": answers, "seconds": seconds}
-    if job["head"] is not None:
-        found = [histogram(done, job["k"]) for done in results]
-        total = [sum(counts) for counts in zip(*found, strict=True)]
-        result["drafts"] = sum(total)
-        result["accepted"] = [sum(total[place + 1 :]) for place in range(job["k"])]
-    result_file.write_text(json.dumps(result))
+    def close(self) -> None:
+        self.engine.shutdown()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    serve(Sglang)

@@ -1,4 +1,4 @@
-"""One TensorRT-LLM run for `prove.py`, inside TensorRT-LLM's own environment: a job file in, a result file out.
+"""TensorRT-LLM, driven line by line, inside its own environment: method "vanilla" or "eagle3".
 
 With a head, each answer carries the engine's own counts of drafts made and taken by position. Written from the sources
 of mid-2026 (main, after pull request 17082) and not yet run: the project is developed without a GPU.
@@ -6,14 +6,13 @@ of mid-2026 (main, after pull request 17082) and not yet run: the project is dev
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import tensorrt_llm
 import yaml
+from line_protocol import Answer, Job, Loaded, Question, serve
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import KvCacheConfig
 
@@ -28,17 +27,17 @@ def speculative(head: str, k: int) -> dict[str, Any]:
     return settings
 
 
-def load(job: dict[str, Any]) -> LLM:
-    settings: dict[str, Any] = {
+def settings(job: Job) -> dict[str, Any]:
+    """What `LLM` is given beside the model."""
+    given: dict[str, Any] = {
         "dtype": job["dtype"],
         "max_batch_size": 1,
         "max_seq_len": job["context"],
         "cuda_graph_config": None,
-        "kv_cache_config": KvCacheConfig(enable_block_reuse=False),
     }
-    if job["head"] is not None:
-        settings["speculative_config"] = speculative(job["head"], job["k"])
-    return LLM(job["target"], **settings)
+    if job["method"] == "eagle3":
+        given["speculative_config"] = speculative(job["head"], job["k"])
+    return given
 
 
 def counters(done: Any, k: int) -> tuple[int, list[int]]:
@@ -58,28 +57,31 @@ def counters(done: Any, k: int) -> tuple[int, list[int]]:
     return int(made[0]), [int(count) for count in taken[:k]]
 
 
-def main(job_file: Path, result_file: Path) -> None:
-    job = json.loads(job_file.read_text())
-    params = SamplingParams(temperature=0.0, max_tokens=job["max_new_tokens"])
-    with load(job) as llm:
+class TensorRtLlm(Loaded):
+    def __init__(self, job: Job) -> None:
+        self.job, self.version, self.settings = job, tensorrt_llm.__version__, settings(job)
+        # every answer pays for its prompt, as everywhere
+        self.llm = LLM(job["target"], kv_cache_config=KvCacheConfig(enable_block_reuse=False), **self.settings)
 
-        def answer(tokens: list[int]) -> Any:
-            return llm.generate(tokens, params, use_tqdm=False)
+    def answer(self, question: Question) -> Answer:
+        params = SamplingParams(
+            temperature=question.temperature,
+            seed=question.seed,
+            max_tokens=question.max_new_tokens,
+            stop_token_ids=self.job["eos"],
+        )
+        start = time.perf_counter()
+        done = self.llm.generate(question.prompt, params, use_tqdm=False)
+        seconds = time.perf_counter() - start
+        tokens = list(done.outputs[0].token_ids)
+        if self.job["method"] == "vanilla":
+            return Answer(tokens, seconds, len(tokens) - 1)
+        drafts, accepted = counters(done, self.job["k"])
+        return Answer(tokens, seconds, drafts, drafts, accepted)
 
-        answer(job["prompts"][0])  # warm-up
-        results, seconds = [], []
-        for prompt in job["prompts"]:
-            start = time.perf_counter()
-            results.append(answer(prompt))
-            seconds.append(time.perf_counter() - start)
-        answers = [list(done.outputs[0].token_ids) for done in results]
-        result: dict[str, Any] = {"version": tensorrt_llm.__version__, "answers": answers, "seconds": seconds}
-        if job["head"] is not None:
-            found = [counters(done, job["k"]) for done in results]
-            result["drafts"] = sum(made for made, _ in found)
-            result["accepted"] = [sum(taken[place] for _, taken in found) for place in range(job["k"])]
-    result_file.write_text(json.dumps(result))
+    def close(self) -> None:
+        self.llm.shutdown()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    serve(TensorRtLlm)

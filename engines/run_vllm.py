@@ -1,61 +1,74 @@
-"""One vLLM run for `prove.py`, inside vLLM's own environment: a job file in, a result file out.
+"""vLLM, driven line by line, inside its own environment: method "vanilla", "lookup" (what it calls n-gram) or "eagle3".
 
-With a head, the engine's own counters say how many drafts it made and how many tokens it took at each position.
+The job's `speculators` says that the head is a folder that names target and method itself; `compiled` that the model is
+compiled when it is loaded. The engine's own counters say how many drafts it made and took at each position.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import vllm
+from line_protocol import Answer, Job, Loaded, Question, serve
 from vllm import LLM, SamplingParams
 
+LONGEST_NGRAM = 3
 
-def counters(llm: LLM) -> dict[str, Any]:
-    found = {metric.name: metric for metric in llm.get_metrics()}
-    return {
-        "drafts": found["vllm:spec_decode_num_drafts"].value,
-        "accepted": list(found["vllm:spec_decode_num_accepted_tokens_per_pos"].values),
+
+def settings(job: Job) -> dict[str, Any]:
+    """What `LLM` is given beside the model."""
+    given: dict[str, Any] = {
+        "dtype": job["dtype"],
+        "max_model_len": job["context"],
+        "enforce_eager": not job["compiled"],
+        "max_num_seqs": 1,
+        "enable_prefix_caching": False,  # every answer pays for its prompt, as everywhere
+        "disable_log_stats": False,
     }
+    k = job["k"]
+    if job["method"] == "lookup":
+        given["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": k,
+            "prompt_lookup_max": LONGEST_NGRAM,
+            "prompt_lookup_min": 1,
+        }
+    elif job["method"] == "eagle3" and not job["speculators"]:
+        given["speculative_config"] = {"method": "eagle3", "model": job["head"], "num_speculative_tokens": k}
+    return given
 
 
-def load(job: dict[str, Any]) -> LLM:
-    common = {"dtype": job["dtype"], "max_model_len": job["context"], "enforce_eager": True, "max_num_seqs": 1}
-    if job["head"] is None:
-        return LLM(job["target"], **common)
-    if job["speculators"]:  # the head's own configuration names the target and the method
-        return LLM(job["head"], disable_log_stats=False, **common)
-    settings = {"method": "eagle3", "model": job["head"], "num_speculative_tokens": job["k"]}
-    return LLM(job["target"], speculative_config=settings, disable_log_stats=False, **common)
+class Vllm(Loaded):
+    def __init__(self, job: Job) -> None:
+        self.job, self.version, self.settings = job, vllm.__version__, settings(job)
+        own = job["method"] == "eagle3" and job["speculators"]
+        self.llm = LLM(job["head"] if own else job["target"], **self.settings)
 
+    def counters(self) -> tuple[int, list[int]]:
+        found = {metric.name: metric for metric in self.llm.get_metrics()}
+        per_position = found["vllm:spec_decode_num_accepted_tokens_per_pos"].values
+        return found["vllm:spec_decode_num_drafts"].value, list(per_position)
 
-def main(job_file: Path, result_file: Path) -> None:
-    job = json.loads(job_file.read_text())
-    llm = load(job)
-    params = SamplingParams(temperature=0.0, max_tokens=job["max_new_tokens"])
-
-    def answer(tokens: list[int]) -> list[int]:
-        (done,) = llm.generate({"prompt_token_ids": tokens}, params, use_tqdm=False)
-        return list(done.outputs[0].token_ids)
-
-    answer(job["prompts"][0])  # warm-up
-    before = counters(llm) if job["head"] is not None else None
-    answers, seconds = [], []
-    for prompt in job["prompts"]:
+    def answer(self, question: Question) -> Answer:
+        params = SamplingParams(
+            temperature=question.temperature,
+            seed=question.seed,
+            max_tokens=question.max_new_tokens,
+            stop_token_ids=self.job["eos"],
+        )
+        before = None if self.job["method"] == "vanilla" else self.counters()
         start = time.perf_counter()
-        answers.append(answer(prompt))
-        seconds.append(time.perf_counter() - start)
-    result: dict[str, Any] = {"version": vllm.__version__, "answers": answers, "seconds": seconds}
-    if before is not None:
-        after = counters(llm)
-        result["drafts"] = after["drafts"] - before["drafts"]
-        result["accepted"] = [b - a for a, b in zip(before["accepted"], after["accepted"], strict=True)]
-    result_file.write_text(json.dumps(result))
+        (done,) = self.llm.generate({"prompt_token_ids": question.prompt}, params, use_tqdm=False)
+        seconds = time.perf_counter() - start
+        tokens = list(done.outputs[0].token_ids)
+        if before is None:
+            return Answer(tokens, seconds, len(tokens) - 1)
+        drafts, per_position = self.counters()
+        accepted = [now - old for now, old in zip(per_position, before[1], strict=True)]
+        # not every step has a draft; drafts that were right beyond the end of the answer count here all the same
+        return Answer(tokens, seconds, max(0, len(tokens) - 1 - sum(accepted)), drafts - before[0], accepted)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    serve(Vllm)

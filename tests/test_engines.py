@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import prove
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -17,43 +15,32 @@ REPORT = ROOT / "docs" / "engines.json"
 ARGS = Namespace(tasks="demo:2", max_new_tokens=4, k=2, threads=1)
 
 
-@pytest.fixture(scope="module")
-def prove() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("prove", ROOT / "engines" / "prove.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["prove"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 def run(**changes: Any) -> dict[str, Any]:
     base = {"version": "1", "answers": [[1, 2, 3], [4, 5]], "seconds": [2.0, 1.0], "drafts": 40, "accepted": [20, 10]}
     return {**base, **changes}
 
 
-def judged(prove: ModuleType, **drafted: Any) -> dict[str, Any]:
-    reference = prove.Reference([[9], [8]], [[1, 2, 3], [4, 5, 0]], 40, [20, 10])
+def judged(**drafted: Any) -> dict[str, Any]:
+    reference = prove.Reference([[9], [8]], [0], [[1, 2, 3], [4, 5, 0]], 40, [20, 10])
     return prove.entry("vllm", reference, run(), run(**drafted), run(), run(seconds=[1.0, 0.5]), ARGS)
 
 
-def test_the_token_that_ends_an_answer_may_be_left_out_and_no_other(prove: ModuleType) -> None:
-    assert judged(prove)["same_text"]
-    assert judged(prove, answers=[[1, 2, 3], [4, 5, 0]])["same_text"]
-    assert not judged(prove, answers=[[1, 2, 3], [4]])["same_text"]
-    assert not judged(prove, answers=[[1, 2, 7], [4, 5, 0]])["same_text"]
+def test_the_token_that_ends_an_answer_may_be_left_out_and_no_other() -> None:
+    assert judged()["same_text"]
+    assert judged(answers=[[1, 2, 3], [4, 5, 0]])["same_text"]
+    assert not judged(answers=[[1, 2, 3], [4]])["same_text"]
+    assert not judged(answers=[[1, 2, 7], [4, 5, 0]])["same_text"]
 
 
-def test_acceptance_must_be_within_the_interval_at_every_position(prove: ModuleType) -> None:
-    assert judged(prove)["same_acceptance"]
-    assert judged(prove, accepted=[21, 10])["same_acceptance"]
+def test_acceptance_must_be_within_the_interval_at_every_position() -> None:
+    assert judged()["same_acceptance"]
+    assert judged(accepted=[21, 10])["same_acceptance"]
     for wrong in ([20, 1], [4, 1], [39, 10]):
-        assert not judged(prove, accepted=wrong)["same_acceptance"], wrong
+        assert not judged(accepted=wrong)["same_acceptance"], wrong
 
 
-def test_speedup_is_that_of_the_engine_itself(prove: ModuleType) -> None:
-    found = judged(prove)
+def test_speedup_is_that_of_the_engine_itself() -> None:
+    found = judged()
     assert found["speedup_there"] == pytest.approx(2.0)
     assert found["tokens_per_s"]["bfloat16"] == pytest.approx([5 / 3, 10 / 3])
 
