@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ PEERS = {
     "openvino": ("vanilla", "lookup", "eagle3"),
     "llamacpp": ("vanilla", "eagle3"),
 }
+WITH_HEAD = ("eagle3", "chain")
 SETS = ("mt_bench", "humaneval", "gsm8k", "alpaca", "cnn_dm")
 CONTEXT_STEP = 256
 
@@ -53,7 +55,9 @@ CONTEXT_STEP = 256
 class Makers:
     """How every peer of one run is started: what it needs is made when it is its turn."""
 
-    def __init__(self, args: argparse.Namespace, target: Target, model: DraftModel, questions: Sequence[Asked]) -> None:
+    def __init__(
+        self, args: argparse.Namespace, target: Target, model: DraftModel | None, questions: Sequence[Asked]
+    ) -> None:
         self.args, self.model = args, model
         self.places = Places.of(target, args.work, args.venvs)
         longest = max(len(asked.question.prompt) for asked in questions) + room(args)
@@ -64,14 +68,6 @@ class Makers:
             "threads": args.threads,
             "eos": list(target.eos_token_ids),
         }
-
-    def missing(self, engine: str, method: str) -> str | None:
-        """Why that peer cannot run here."""
-        if engine in RUN_BY and not (self.places.venv(engine) / ".ready").exists():
-            return f"not installed; install it with: make {RUN_BY[engine]}-venv"
-        if method == "assisted" and self.args.assistant is None:
-            return "no small model of the target's vocabulary is given; name one with --assistant"
-        return None
 
     def start(self, engine: str, method: str) -> EngineProcess:
         job = {**self.shared, "method": method, "head": None, **self.own(engine, method)}
@@ -92,8 +88,18 @@ class Makers:
         elif engine == "llamacpp":
             job["cache"] = args.llamacpp_cache or {"bfloat16": "f16"}.get(args.dtype, GGUF_TYPES[args.dtype])
         if method == "eagle3":
+            assert self.model is not None
             job |= head_for(engine, args.dtype, self.model, self.places, args.speculative_tokens)
         return job
+
+
+def missing(engine: str, method: str, args: argparse.Namespace) -> str | None:
+    """Why that peer cannot run here."""
+    if engine in RUN_BY and not (args.venvs / f".venv-{RUN_BY[engine]}" / ".ready").exists():
+        return f"not installed; install it with: make {RUN_BY[engine]}-venv"
+    if method == "assisted" and args.assistant is None:
+        return "no small model of the target's vocabulary is given; name one with --assistant"
+    return None
 
 
 def room(args: argparse.Namespace) -> int:
@@ -193,18 +199,16 @@ def compare(
 
 def run(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     torch.set_num_threads(1)  # the peers compute; this process only reads the clock
+    reasons = {peer: missing(*peer, args) for peer in chosen(args.peers)}
+    left_out = {"-".join(peer): reason for peer, reason in reasons.items() if reason is not None}
+    for name, reason in left_out.items():
+        say(f"{name} is left out: {reason}")
+    runs = [peer for peer, reason in reasons.items() if reason is None]
     target = Target.load(args.target, dtype=parse_dtype(args.dtype))
-    model = load_draft(args.head, target)
+    model = load_draft(args.head, target) if any(method in WITH_HEAD for _, method in runs) else None
     asked, too_long = ask_for(target, args)
     makers = Makers(args, target, model, asked)
-    starters, left_out = {}, {}
-    for engine, method in chosen(args.peers):
-        reason = makers.missing(engine, method)
-        if reason is None:
-            starters[f"{engine}-{method}"] = lambda e=engine, m=method: makers.start(e, m)
-        else:
-            left_out[f"{engine}-{method}"] = reason
-            say(f"{engine}-{method} is left out: {reason}")
+    starters = {"-".join(peer): partial(makers.start, *peer) for peer in runs}
     given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
     given["data_dir"] = [str(folder) for folder in args.data_dir]
     about = {

@@ -29,8 +29,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class EngineProcess:
     """Started and loaded; to be closed. `version` and `settings` are what the driver tells of the engine.
 
-    The process leads a group in the same session: if this process dies, however, the kernel ends a group that is
-    paused. Raises `TercelError` if it cannot be loaded, and from `ask` if it fails; its output is in `log`.
+    The driver leads a group of processes, which are paused and counted together. If this process dies, so do they.
+    Raises `TercelError` if it cannot be loaded, and from `ask` if it fails; its output is in `log`.
     """
 
     def __init__(self, name: str, command: Sequence[str | Path], job: Job, log: Path, env: Mapping[str, str]) -> None:

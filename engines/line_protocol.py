@@ -14,8 +14,10 @@ answer); `engine_files.py` adds what one engine alone needs.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Job = dict[str, Any]
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,14 @@ class Loaded:
         """Stops what it started."""
 
 
+def end_with_parent() -> None:
+    """Let the kernel kill this process, paused or not, when the one that started it has gone. Linux only."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def serve(load: Callable[[Job], Loaded]) -> None:
     """Load what the first line asks for and answer every further line."""
+    end_with_parent()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

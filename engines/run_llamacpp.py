@@ -14,7 +14,7 @@ import time
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-from line_protocol import Answer, Job, Loaded, Question, serve
+from line_protocol import Answer, Job, Loaded, Question, end_with_parent, serve
 
 START_SECONDS, ANSWER_SECONDS = 120, 600
 
@@ -46,7 +46,11 @@ class LlamaCpp(Loaded):
         self.address = f"http://127.0.0.1:{port}"
         where = ["-m", job["target"], "--host", "127.0.0.1", "--port", str(port), "--metrics"]
         self.process = subprocess.Popen(
-            [job["program"], *where, *given], stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr
+            [job["program"], *where, *given],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            stderr=sys.stderr,
+            preexec_fn=end_with_parent,
         )
         try:
             self._wait()
