@@ -26,9 +26,10 @@ sys.path.insert(0, str(ROOT / "engines"))
 
 from engine_files import GGUF_TYPES, RUN_BY, Places, head_for, start, target_for  # noqa: E402
 from engine_process import EngineProcess  # noqa: E402
-from interleaved import Asked, Interleaved  # noqa: E402
+from interleaved import Asked, Interleaved, Round  # noqa: E402
 from line_protocol import Job, Question  # noqa: E402
 from peers_report import report, table  # noqa: E402
+from surprise import judged  # noqa: E402
 
 from tercel.decode.compat import load_draft  # noqa: E402
 from tercel.draft import DraftModel  # noqa: E402
@@ -177,11 +178,13 @@ def compare(
     about: dict[str, Any],
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
-    """The report. keep: given what there is of it whenever a task is done. about: what else stands in it."""
+) -> tuple[list[Round], dict[str, Any]]:
+    """All rounds, and the report. keep: given what there is of it whenever a task is done. about: what else stands in
+    it."""
     running = Interleaved(starters, asked[0].question, say)
     try:
-        rounds, found = [], {}
+        rounds: list[Round] = []
+        found: dict[str, Any] = {}
         for _, questions in groupby(asked, key=lambda one: one.task):
             rounds += running.rounds(list(questions))
             found = {
@@ -192,7 +195,7 @@ def compare(
                 **about,
             }
             keep(found)
-        return found
+        return rounds, found
     finally:
         running.close()
 
@@ -219,8 +222,17 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
         "versions": versions(),
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    del target
-    return compare(starters, asked, about, say, lambda found: args.json and write_json(args.json, found))
+    del target  # the peers have their own, and memory is needed for a dozen
+
+    def keep(found: dict[str, Any]) -> None:
+        if args.json is not None:
+            write_json(args.json, found)
+
+    rounds, found = compare(starters, asked, about, say, keep)
+    if args.temperature:
+        found["sampled"] = judged(Target.load(args.target, dtype=torch.float32), rounds)
+        keep(found)
+    return found
 
 
 def main() -> None:
@@ -234,6 +246,10 @@ def main() -> None:
     print(f"\nProcessor time of other programs meanwhile: {others:.1%}" + ("; measure again" if others > 0.03 else ""))
     for name, reason in {**found["left_out"], **found["failed"]}.items():
         print(f"{name}: {reason}")
+    for name, seen in found.get("sampled", {}).items():
+        if not seen["follows"]:
+            wrong = f"{seen['excess_nats']:+.2f} nats a token"
+            print(f"{name}: its texts do not follow the target's distribution ({wrong}), so its speed means nothing")
     if not found["all"]:
         sys.exit("nothing was measured")
 

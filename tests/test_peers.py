@@ -14,11 +14,14 @@ from typing import Any
 
 import peers
 import pytest
+import torch
 from engine_process import EngineProcess
 from interleaved import Asked
 from line_protocol import Question
 from peers_report import table
+from surprise import excess
 
+from tercel import Engine, Request, SamplingParams, Target, make_proposer
 from tercel.errors import TercelError
 from tests.tiny import save_tiny
 
@@ -41,7 +44,8 @@ def questions(*tasks: str, each: int = 2) -> list[Asked]:
 def compared(starters: Starters, asked: list[Asked]) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]:
     said: list[str] = []
     kept: list[dict[str, Any]] = []
-    return peers.compare(starters, asked, {"settings": {}}, said.append, kept.append), said, kept
+    _, found = peers.compare(starters, asked, {"settings": {}}, said.append, kept.append)
+    return found, said, kept
 
 
 def test_every_peer_answers_a_question_before_any_answers_the_next(tmp_path: Path) -> None:
@@ -144,6 +148,23 @@ def test_names_are_of_engines_or_peers() -> None:
     assert len(peers.chosen(None)) == sum(map(len, peers.PEERS.values()))
     with pytest.raises(TercelError, match="no peer 'vlm'"):
         peers.chosen("tercel,vlm")
+
+
+def test_sampled_texts_that_do_not_follow_the_target_are_noticed(tmp_path: Path) -> None:
+    target = Target.load(str(save_tiny(tmp_path, "llama")))
+    with torch.no_grad():  # a model whose next token is far from equally likely, and far from certain
+        target.model.get_output_embeddings().weight.mul_(5)
+    prompts = [[5, 6, 7 + i] for i in range(12)]
+    asked = [Request(tuple(p), SamplingParams(temperature=1.0, seed=i, max_new_tokens=24, ignore_eos=True))
+             for i, p in enumerate(prompts)]  # fmt: skip
+    answers = [list(done.tokens) for done in Engine(target, make_proposer("vanilla", target)).generate(asked)]
+    assert excess(target, prompts, answers, 1.0)["follows"]
+    assert not excess(target, prompts, answers, 2.0)["follows"]  # had they been asked for at another temperature
+    greedy = [Request(r.prompt, SamplingParams(max_new_tokens=24, ignore_eos=True)) for r in asked]
+    likeliest = [list(done.tokens) for done in Engine(target, make_proposer("vanilla", target)).generate(greedy)]
+    found = excess(target, prompts, likeliest, 1.0)
+    assert not found["follows"]
+    assert found["excess_nats"] < 0
 
 
 def test_here_and_in_transformers_texts_are_the_same_and_what_is_missing_is_said(tmp_path: Path) -> None:
