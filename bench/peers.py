@@ -38,6 +38,7 @@ from tercel.errors import TercelError  # noqa: E402
 from tercel.files import write_json  # noqa: E402
 from tercel.measure.machine import describe, versions  # noqa: E402
 from tercel.measure.tasks import DEMO, first_prompts, parse_tasks  # noqa: E402
+from tercel.target_model.backend_names import AUTO, BACKENDS  # noqa: E402
 from tercel.target_model.model import Target  # noqa: E402
 from tercel.target_model.sources import parse_dtype  # noqa: E402
 
@@ -153,7 +154,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=os.cpu_count() or 1)
     add("--speculative-tokens", type=int, default=CHAIN_DEPTH, help="drafted a step, where a peer drafts chains")
-    add("--backend", default=None, help="what computes this package's target; left to the package if left out")
+    add("--backend", default=AUTO, choices=list(BACKENDS), help="what computes this package's target")
     add("--assistant", default=None, help="folder of a small model, for transformers' assisted generation")
     add("--eager", action="store_true", help="do not let vLLM compile, which takes a minute at every start")
     add("--llamacpp-cache", default=None, help="type of its cache; f16 for bfloat16, f32 for float32 if left out")

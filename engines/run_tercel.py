@@ -1,36 +1,27 @@
 """This package, driven line by line: method "vanilla" (token by token), "eagle3" (the tree that it chooses itself) or
-"chain" (EAGLE-3 with chains of the job's `k`, as engines draft that know no trees). `backend` of the job is what
-computes the target; None leaves that to the package."""
+"chain" (EAGLE-3 with chains of the job's `k`, as engines draft that know no trees). `backend` of the job is what is
+asked to compute the target; the settings tell what does."""
 
 from __future__ import annotations
 
 import time
 from importlib.metadata import version
-from typing import Any
 
 import torch
 from line_protocol import Answer, Job, Loaded, Question, serve
 
-from tercel import Engine, Request, SamplingParams, Target, TreeShape, load_draft, make_proposer
+from tercel import Engine, Request, SamplingParams, TreeShape, load_draft, make_proposer
 from tercel.decode.proposers import EAGLE3, VANILLA
-
-
-def load_target(job: Job) -> tuple[Target, dict[str, Any]]:
-    """The target, and what of its backend a reader has to know."""
-    dtype = getattr(torch, job["dtype"])
-    if job["backend"] is None:
-        return Target.load(job["target"], dtype=dtype), {}
-    from tercel.target_model import backends
-
-    target = backends.load_target(job["target"], backend=job["backend"], dtype=dtype)
-    return target, {"backend_asked_for": job["backend"], "backend": target.backend}
+from tercel.target_model.backends import load_target
 
 
 class Tercel(Loaded):
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(job["threads"])
         self.version, self.eos = version("tercel"), tuple(job["eos"])
-        target, self.settings = load_target(job)
+        dtype = getattr(torch, job["dtype"])
+        target = load_target(job["target"], backend=job["backend"], say=print, dtype=dtype)
+        self.settings = {"backend_asked_for": job["backend"], "backend": target.backend}
         self.drafts = job["method"] != VANILLA
         if self.drafts:
             shape = TreeShape.chain(job["k"]) if job["method"] == "chain" else None
