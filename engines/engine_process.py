@@ -57,7 +57,9 @@ class EngineProcess:
         return Answer(**self._exchange(asdict(question), ANSWER_SECONDS))
 
     def pause(self) -> None:
+        """Returns when its threads rest."""
         self._signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
