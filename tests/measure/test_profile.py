@@ -11,23 +11,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from tercel.decode import stopwatch
 from tercel.decode.clock import PHASES
 from tercel.decode.eagle3 import Eagle3
+from tercel.decode.pieces import Context
 from tercel.decode.sampling import SamplingParams
+from tercel.decode.stopwatch import Patience, time_in_turn
 from tercel.decode.vanilla import Vanilla
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.heads import known_as, shipped
-from tercel.measure import machine, stopwatch
+from tercel.measure import machine
 from tercel.measure import profile as profile_module
 from tercel.measure.intervals import Interval
 from tercel.measure.machine import Ceilings, Probe, Rate, Work, reading
 from tercel.measure.profile import ProfileSettings, run_profile
-from tercel.measure.profile_cases import Context, head_cases
+from tercel.measure.profile_cases import forward_case, head_cases
 from tercel.measure.profile_report import ceilings_line, plot_profile, profile_tables
 from tercel.measure.profile_result import Profile, Steps, Timed, in_ms
 from tercel.measure.profile_verdict import verdict
-from tercel.measure.stopwatch import Patience, time_in_turn
 from tercel.measure.tasks import Prompt
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
@@ -82,7 +84,7 @@ def test_what_is_run_leaves_no_trace() -> None:
     target = tiny_target("llama")
     proposer = Eagle3(random_draft(target), target, TreeShape(3, 3, 8))
     context = Context(target, 12, 4, lambda tokens: None, proposer.feature_layers)
-    cases = {"forward": context.forward(4, proposer.feature_layers), **dict(head_cases(proposer, context))}
+    cases = {"forward": forward_case(context, 4, proposer.feature_layers), **dict(head_cases(proposer, context))}
     first = {name: case.run() for name, case in cases.items()}
     again = {name: case.run() for name, case in reversed(cases.items())}
     assert context.cache.lengths == [12]

@@ -75,11 +75,11 @@ def command(
     Run it with nothing beside it.
     """
     from tercel.decode.generation_config import Asked
+    from tercel.decode.stopwatch import Patience
     from tercel.measure.profile import CONTEXTS, USUAL_CONTEXT, ProfileSettings, run_profile
     from tercel.measure.profile_report import ceilings_line, plot_profile, profile_tables
     from tercel.measure.profile_verdict import verdict
     from tercel.measure.report import check_picture
-    from tercel.measure.stopwatch import Patience
     from tercel.measure.tasks import first_prompts, parse_tasks
 
     if plot is not None:

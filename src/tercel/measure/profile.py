@@ -16,17 +16,18 @@ from tercel import limits
 from tercel.decode.clock import PHASES, PhaseClock
 from tercel.decode.head_proposer import HeadProposer
 from tercel.decode.loop import DecodingLoop
+from tercel.decode.pieces import Context
 from tercel.decode.proposer import Proposer
 from tercel.decode.sampling import SamplingParams
+from tercel.decode.stopwatch import Patience, time_in_turn
 from tercel.decode.types import GenerationResult, Request
 from tercel.draft.acceptance import tokens_of_steps
 from tercel.errors import TercelError
 from tercel.heads import known_as
 from tercel.measure.intervals import Interval, median, ratio_of_totals
 from tercel.measure.machine import Ceilings, multiplying, reading
-from tercel.measure.profile_cases import Case, Context, head_cases, output_case
+from tercel.measure.profile_cases import Case, forward_case, head_cases, output_case
 from tercel.measure.profile_result import Profile, Steps, Timed
-from tercel.measure.stopwatch import Patience, time_in_turn
 from tercel.measure.tasks import Prompt
 from tercel.memory import available_memory
 from tercel.reading import short
@@ -94,7 +95,7 @@ def run_profile(
 
         context = Context(target, length, max(widths), more, capture)
         for width in widths:
-            cases["forward", str(length), width] = context.forward(width, capture)
+            cases["forward", str(length), width] = forward_case(context, width, capture)
         if length == usual and drafting is not None:
             cases |= {("head", name, 0): case for name, case in head_cases(drafting, context)}
     cases |= {("output", "", width): output_case(target, width) for width in widths}
