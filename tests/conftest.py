@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tercel import wheels
+from tercel.decode import calibrate, outcomes
 from tercel.wheels import Wheel
 from tests.overfit import World, make_world
 
@@ -17,6 +19,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the package keeps what can be made again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "tercel"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is measured and learned here stays here."""
+    folder = tmp_path_factory.mktemp("measured")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (calibrate, outcomes):
+            patch.setattr(module, "cache_dir", lambda: folder)
+        yield
 
 
 @pytest.fixture

@@ -149,9 +149,7 @@ NUMBERS = (
     "--frequency-penalty",
     "--seed",
     "--max-new-tokens",
-    "--draft-depth",
-    "--draft-top-k",
-    "--draft-nodes",
+    "--tree",
     "--logit-bias",
     "--stop",
     "--device",
@@ -192,10 +190,7 @@ SIZES = ("1000000000000", "18446744073709551616", "1" + "0" * 40)
 SIZED: dict[str, tuple[str, ...]] = {
     "generate TARGET HEAD": (
         "--max-new-tokens",
-        "--draft-depth",
-        "--draft-top-k",
-        "--draft-nodes",
-        "--draft chain --draft-depth",
+        "--tree",
         "--temperature 1 --top-k",
     ),
     "verify TARGET HEAD --tasks demo:1": (

@@ -6,15 +6,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import torch
 from typer.main import get_command
 
 from tercel.cli.app import app
-from tercel.cli.models import tree_shape
 from tercel.cli.options import DraftOptions, SamplingOptions, parse_logit_bias
 from tercel.cli.settings import parse_layers
 from tercel.decode.sampling import SamplingParams
-from tercel.draft.shape import CHAIN_DEPTH, TreeShape
+from tercel.draft.shape import PAPER, TreeShape
 from tercel.errors import TercelError
 from tercel.train.config import TrainConfig
 
@@ -72,13 +70,14 @@ def test_sampling_flags_are_the_settings_of_sampling() -> None:
     assert ours.asked().params == expected
 
 
-def test_draft_flags_are_the_shape_of_the_tree() -> None:
-    cpu = torch.device("cpu")
-    assert tree_shape(DraftOptions(), cpu) == TreeShape.for_device(cpu)
-    assert tree_shape(DraftOptions(), torch.device("cuda")) == TreeShape(10, 8, 60)  # the paper's
-    assert tree_shape(DraftOptions(draft="chain"), cpu) == TreeShape.chain(CHAIN_DEPTH)
-    assert tree_shape(DraftOptions(draft="chain", draft_depth=2), cpu) == TreeShape.chain(2)
-    assert tree_shape(DraftOptions(draft_top_k=3, draft_depth=2, draft_nodes=9), cpu) == TreeShape(3, 2, 9)
+def test_the_tree_is_one_flag() -> None:
+    assert DraftOptions().shape is None  # as large as pays
+    assert DraftOptions(tree="10x8x60").shape == PAPER
+    assert DraftOptions(tree="chain:2").shape == TreeShape.chain(2)
+    assert DraftOptions(tree="3x2x9").shape == TreeShape(3, 2, 9)
+    for wrong in ("", "chain", "chain:", "chain:0", "chain:x", "3x2", "3x2x9x1", "ax2x9", "-1x2x9", "0x2x9", "3x2x1"):
+        with pytest.raises(TercelError, match="--tree"):
+            DraftOptions(tree=wrong)
 
 
 def test_lists_in_flags() -> None:

@@ -47,9 +47,9 @@ def test_texts_without_an_end(tmp_path: Path, world: World, monkeypatch: pytest.
 @pytest.mark.parametrize(
     "command",
     [
-        "generate TARGET HEAD --draft-depth N",
-        "generate TARGET HEAD --draft-top-k N",
-        "generate TARGET HEAD --draft-nodes N",
+        "generate TARGET HEAD --tree N",
+        "generate TARGET HEAD --tree chain:N",
+        "generate TARGET HEAD --tree 2x2xN",
         "bench TARGET HEAD --repeats N",
         "bench TARGET HEAD --n-alpha N",
         "verify TARGET HEAD --samples N",
@@ -62,9 +62,9 @@ def test_texts_without_an_end(tmp_path: Path, world: World, monkeypatch: pytest.
     ],
 )
 def test_numbers_that_would_fill_the_machine(tmp_path: Path, world: World, command: str) -> None:
-    *before, option, _ = command.split()
+    *before, option, value = command.split()
     names = {"TARGET": world.target, "HEAD": world.head, "PROMPTS": str(world.prompts), "OUT": str(tmp_path / "out")}
-    refused(run(*(names.get(word, word) for word in before), option, str(10**12)), option)
+    refused(run(*(names.get(word, word) for word in before), option, value.replace("N", str(10**12))), option)
     assert not everything(tmp_path)
 
 

@@ -74,11 +74,11 @@ def test_it_is_verified(tmp_path: Path, world: World, method: str, draws: bool) 
 
 def test_what_no_method_is_called(world: World) -> None:
     for draft, words in (
-        ("tre", "there is no method tre; did you mean tree?"),
+        ("eagle", "there is no method eagle; did you mean eagle3?"),
         ("own_method:OTHER", "own_method:OTHER cannot be imported"),
         ("own_method:Again", "is no ProposerKind"),
     ):
         refused(run("generate", world.target, "--prompt", "x", "--draft", draft), words)
-    refused(run("bench", world.target, world.head, "--draft", OWN), OWN, "not the shape of the head's drafts")
+    refused(run("bench", world.target, world.head, "--draft", OWN), OWN, "does not draft with the head")
     refused(run("bench", world.target, world.head, "--methods", "vanilla,own_method:X"), "cannot be imported")
     refused(run("verify", world.target, world.head, "--draft", "vanilla"), "nothing to compare")

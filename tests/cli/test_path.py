@@ -151,15 +151,15 @@ def test_generate_is_the_same_with_and_without_drafts(tmp_path: Path, world: Wor
         *EXACT,
     ]
     texts = []
-    for draft in ("tree", "chain", "none"):
-        out = tmp_path / f"{draft}.json"
-        ended = run(*asked, "--draft", draft, "--json", str(out))
+    for number, drafts in enumerate((["--tree", "10x8x60"], ["--tree", "chain:3"], [], ["--draft", "none"])):
+        out = tmp_path / f"{number}.json"
+        ended = run(*asked, *drafts, "--json", str(out))
         assert ended.code == 0, ended.err
         result = json.loads(out.read_text("utf-8"))
         assert ended.out == result["text"] + "\n"
         assert len(result["tokens"]) == 24
         texts.append(result["tokens"])
-    assert texts[0] == texts[1] == texts[2]
+    assert texts == 4 * texts[:1]
 
 
 def test_generate_sampled_reads_standard_input_and_stops(world: World) -> None:

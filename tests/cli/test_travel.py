@@ -43,7 +43,7 @@ def test_inspect_measures_how_a_head_was_read(tmp_path: Path, world: World) -> N
 def test_bench_keeps_its_result_with_the_head(tmp_path: Path, world: World) -> None:
     head = world.copy_head(tmp_path)
     asked = ["bench", world.target, str(head), "--tasks", f"{world.prompts}:3", "--max-new-tokens", "12", *EXACT]
-    done = run(*asked, "--record", "--methods", "vanilla,eagle3", "--draft", "chain")
+    done = run(*asked, "--record", "--methods", "vanilla,eagle3", "--tree", "chain:4")
     assert done.code == 0, done.err
     (entry,) = json.loads((head / "tercel.json").read_text("utf-8"))["measured"]["decoding"]
     assert entry["shape"] == "a chain of 4"

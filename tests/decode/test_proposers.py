@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tercel.decode.cost_aware import CostAware
+from tercel.decode.costs import StepCosts
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.proposers import KINDS, make_proposer, proposer_kind
@@ -17,7 +19,7 @@ from tercel.decode.sampled_chain import SampledChain
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
-from tercel.draft.shape import CHAIN_DEPTH, TreeShape
+from tercel.draft.shape import WIDEST, TreeShape
 from tercel.errors import TercelError
 from tests.decode.drafts import random_draft, tiny_target
 
@@ -65,18 +67,20 @@ def test_names_make_what_they_name() -> None:
     tree = make_proposer("eagle3", target, head=draft, shape=shape)
     assert isinstance(tree, Eagle3)
     assert (tree.shape, tree.draft) == (shape, draft)
-    assert make_proposer("eagle3", target, head=draft).max_nodes == TreeShape.for_device(target.device).nodes
+    sized = make_proposer("eagle3", target, head=draft, costs=StepCosts({1: {1: 1.0}}))
+    assert isinstance(sized, CostAware)
+    assert (sized.max_nodes, sized.needs_tree) == (WIDEST.nodes, True)
     chain = make_proposer("eagle3-sampled-chain", target, head=draft, shape=shape)
     assert isinstance(chain, SampledChain)
     assert chain.max_nodes == shape.depth + 1
-    assert make_proposer("eagle3-sampled-chain", target, head=draft).max_nodes == CHAIN_DEPTH + 1
     assert [name for name in KINDS if proposer_kind(name).draws] == ["eagle3-sampled-chain"]
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_proposer_goes_by_the_name_it_is_made_by(name: str) -> None:
     target = tiny_target("llama")
-    assert make_proposer(name, target, head=random_draft(target)).name == name
+    costs = StepCosts({1: {1: 1.0}})
+    assert make_proposer(name, target, head=random_draft(target), costs=costs).name == name
 
 
 def test_what_is_missing_is_said(ngram: Path) -> None:

@@ -256,7 +256,7 @@ MAINLY = {"target": 0.8, "head": 0.2}
         (profile_of(FLAT, None), ("90% of a step is the target's forward", "block of 16 costs 1.10 × one token")),
         (
             profile_of(FLAT, steps_of(30, 2.0, 8, **MAINLY)),
-            ("80% of", "42.0 ms over 8 tokens", "bound by reading from memory", "a larger tree (--draft-nodes 16)"),
+            ("80% of", "42.0 ms over 8 tokens", "bound by reading from memory", "a larger tree (--tree auto"),
         ),
         (
             profile_of(STEEP, steps_of(30, 2.5, 8, **MAINLY)),
@@ -270,9 +270,9 @@ MAINLY = {"target": 0.8, "head": 0.2}
         (profile_of({8: (40.0, 30.0)}, steps_of(30, 2.0, 8, **MAINLY)), ("measure several widths",)),
         (
             profile_of(FLAT, steps_of(30, 2.0, 8, target=0.3, head=0.7)),
-            ("70% of a step is the draft head's forwards", "3.00 ms for a level", "--draft-depth"),
+            ("70% of a step is the draft head's forwards", "3.00 ms for a level", "--tree auto"),
         ),
-        (profile_of(FLAT, steps_of(30, 2.0, 8, target=0.3, tree=0.7)), ("the building of the drafts", "--draft-nodes")),
+        (profile_of(FLAT, steps_of(30, 2.0, 8, target=0.3, tree=0.7)), ("the building of the drafts", "--tree auto")),
     ],
 )
 def test_the_sentence_says_what_bounds_and_what_to_do(profile: Profile, words: tuple[str, ...]) -> None:

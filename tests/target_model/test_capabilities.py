@@ -95,7 +95,7 @@ def test_an_attention_that_ignores_the_mask_verifies_chains_only():
     assert (support.tree, support.chain) == (False, True)
     support.require_chain("tiny")
     with pytest.raises(
-        TercelError, match=r"tiny cannot verify a draft tree: .*ignores the tree mask.*use --draft chain"
+        TercelError, match=r"tiny cannot verify a draft tree: .*ignores the tree mask.*use --tree chain:4"
     ):
         support.require_tree("tiny")
 

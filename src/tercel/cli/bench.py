@@ -11,7 +11,7 @@ import typer
 from tercel import limits
 from tercel.cli.consoles import counting_bar, result_console
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_head, open_sampling, open_target, say_notes, tree_shape
+from tercel.cli.models import open_head, open_sampling, open_target, ready_proposer, say_notes
 from tercel.cli.options import (
     DataDirs,
     DecodingModelOptions,
@@ -137,12 +137,11 @@ def make_methods(
     from tercel.measure.methods import EngineMethod, TransformersMethod
 
     methods: dict[str, Method] = {}
-    shape = tree_shape(options, target.device)
     for name in names:
         if name == TRANSFORMERS:
             methods[name] = TransformersMethod(target)
         else:
-            engine = Engine(target, make_proposer(name, target, head=model, shape=shape))
+            engine = Engine(target, ready_proposer(name, target, model, options))
             methods[name] = EngineMethod(engine, coupled=not proposer_kind(name).draws)
     return methods
 
@@ -157,10 +156,11 @@ def proposers_of(methods: Mapping[str, Method]) -> list[Proposer]:
 
 def keep_with_head(report: BenchReport, model: DraftModel, options: DraftOptions, target: Target) -> None:
     """Record the result with the head. Raises `TercelError` if it cannot be written."""
+    from tercel.draft.shape import SIZED
     from tercel.measure.record import decoding_entry
     from tercel.measure.record import record as write_record
 
-    write_record(model, decoding_entry(report, str(tree_shape(options, target.device))))
+    write_record(model, decoding_entry(report, str(options.shape or SIZED)))
 
 
 def run_with_bar(

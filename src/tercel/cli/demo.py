@@ -19,7 +19,7 @@ from tercel.cli.answer import LEGEND, ColouredText
 from tercel.cli.bench import METHODS, make_methods, notes, run_with_bar
 from tercel.cli.consoles import PlainConsole, result_console
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_head, open_sampling, open_target, tree_shape
+from tercel.cli.models import open_head, open_sampling, open_target, ready_proposer
 from tercel.cli.options import DecodingModelOptions, DraftOptions, HeadName
 from tercel.cli.paths import tercel_command, user_name, user_path
 from tercel.cli.plain import visible
@@ -65,10 +65,9 @@ def command(
     loaded = open_target(target, model)
     draft_model = open_head(head, loaded, draft)
     params = open_sampling(Asked({"max_new_tokens": max_new_tokens}), loaded)
-    shape = tree_shape(draft, loaded.device)
     engines = {
         "token by token": Engine(loaded, make_proposer(VANILLA, loaded)),
-        "EAGLE-3": Engine(loaded, make_proposer(EAGLE3, loaded, head=draft_model, shape=shape)),
+        "EAGLE-3": Engine(loaded, ready_proposer(EAGLE3, loaded, draft_model, draft)),
     }
     console.print(LEGEND)
     for question in load_task(f"{DEMO}:{STREAMED}", ()).questions:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tercel.cli.consoles import fetching_bar, say, working
-from tercel.cli.options import SHAPES, DecodingModelOptions, DraftOptions, ModelOptions
+from tercel.cli.consoles import counting_bar, fetching_bar, say, working
+from tercel.cli.options import DecodingModelOptions, DraftOptions, ModelOptions
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tercel.decode.proposer import Proposer
     from tercel.decode.sampling import SamplingParams
     from tercel.draft import DraftModel
-    from tercel.draft.shape import TreeShape
     from tercel.target_model.model import Target
 
 
@@ -61,32 +60,37 @@ def open_head(name: str | None, target: Target, options: DraftOptions) -> DraftM
     return load_draft(name, target, force=options.force_head, layer_ids=options.layer_ids.meaning)
 
 
-def tree_shape(options: DraftOptions, device: torch.device) -> TreeShape:
-    """The shape of the draft that the options ask for; of a tree where they ask for no shape."""
-    from tercel.draft.shape import CHAIN_DEPTH, TreeShape
-
-    if options.draft == "chain":
-        return TreeShape.chain(options.draft_depth or CHAIN_DEPTH)
-    usual = TreeShape.for_device(device)
-    return TreeShape(
-        top_k=options.draft_top_k or usual.top_k,
-        depth=options.draft_depth or usual.depth,
-        nodes=options.draft_nodes or usual.nodes,
-    )
-
-
-def open_proposer(head: str | None, target: Target, options: DraftOptions) -> Proposer:
-    """What `--draft` asks for; the head is opened if that needs one.
+def open_proposer(head: str | None, target: Target, options: DraftOptions, slots: int = 1) -> Proposer:
+    """What `--draft` asks for, as large as `--tree` asks for; the head is opened if that needs one. slots: rows that it
+    will draft for at a time, at most.
 
     Raises `TercelError` as `open_head`, and if a part that it needs is missing.
     """
-    from tercel.decode.proposers import make_proposer, proposer_kind
+    from tercel.decode.proposers import proposer_kind
 
     needed = "head" in proposer_kind(options.method).needs
     model = open_head(head, target, options) if needed else None
-    given = options.draft in SHAPES or any((options.draft_depth, options.draft_top_k, options.draft_nodes))
-    shape = tree_shape(options, target.device) if given else None
-    return make_proposer(options.method, target, head=model, shape=shape)
+    return ready_proposer(options.method, target, model, options, slots)
+
+
+def ready_proposer(
+    name: str, target: Target, head: DraftModel | None, options: DraftOptions, slots: int = 1
+) -> Proposer:
+    """The proposer of that name, with a bar while the machine's costs are measured that size its drafts.
+
+    Raises `TercelError` if a part that it needs is missing.
+    """
+    from tercel.decode.proposers import make_proposer
+
+    with counting_bar("measuring what steps cost") as bar:
+        return make_proposer(
+            name,
+            target,
+            head=head,
+            shape=options.shape,
+            slots=slots,
+            progress=lambda done, total: bar(done, total, ""),
+        )
 
 
 def pick_device() -> str:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from tercel import limits
 from tercel.cli.paths import user_name, user_names, user_path
 from tercel.decode.proposers import EAGLE3, VANILLA, check_known, proposer_kind
 from tercel.errors import TercelError
+from tercel.reading import short
 from tercel.target_model.backend_names import AUTO, OPENVINO, TORCH
 
 if TYPE_CHECKING:
     from tercel.decode.generation_config import Asked
+    from tercel.draft.shape import TreeShape
 
 _MODEL, _SAMPLING, _DRAFT = "Model", "Sampling", "Draft"
 
@@ -111,8 +112,7 @@ class Backend(StrEnum):
     openvino = OPENVINO
 
 
-# what `--draft` says beside names of proposers, and whose it is
-SHAPES = {"tree": EAGLE3, "chain": EAGLE3, "none": VANILLA}
+NOTHING = "none"  # of `--draft`: no proposer's name, but what a user calls it
 
 
 @dataclass(frozen=True)
@@ -161,46 +161,25 @@ class DecodingModelOptions(ModelOptions):
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """How drafts are made; `draft_depth` is the depth of a tree or the length of a chain."""
+    """How drafts are made."""
 
     draft: Annotated[
         str,
         typer.Option(
-            metavar="tree|chain|none|METHOD",
-            help="Draft a tree or a chain with the head, nothing, or by another method, also MODULE:ATTRIBUTE.",
+            metavar="eagle3|none|METHOD",
+            help="Draft with the head, not at all, or by another method, also MODULE:ATTRIBUTE.",
             rich_help_panel=_DRAFT,
         ),
-    ] = "tree"
-    draft_depth: Annotated[
-        int | None,
+    ] = EAGLE3
+    tree: Annotated[
+        str,
         typer.Option(
-            min=1,
-            max=limits.DRAFT_DEPTH,
-            help="Tokens drafted one after another.",
-            show_default="tree: 3 on a CPU, else 8; chain: 4",
+            metavar="auto|TOPKxDEPTHxNODES|chain:N",
+            help="How large drafts are: auto, as large as pays, step by step; or children of a node, levels and nodes "
+            "verified, root included (10x8x60 in the paper); or N tokens one after another.",
             rich_help_panel=_DRAFT,
         ),
-    ] = None
-    draft_top_k: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=limits.DRAFT_TOP_K,
-            help="Children of a node, and nodes kept at a level.",
-            show_default="6 on a CPU, else 10",
-            rich_help_panel=_DRAFT,
-        ),
-    ] = None
-    draft_nodes: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            max=limits.DRAFT_NODES,
-            help="Nodes of a tree that are verified, root included.",
-            show_default="10 on a CPU, else 60",
-            rich_help_panel=_DRAFT,
-        ),
-    ] = None
+    ] = AUTO
     layer_ids: LayerIdsOption = LayerIds.auto
     force_head: Annotated[
         bool,
@@ -212,27 +191,40 @@ class DraftOptions:
     ] = False
 
     def __post_init__(self) -> None:
-        """Raises `TercelError` if there is no such method: before anything is loaded for it."""
-        if self.draft not in SHAPES:
-            check_known(self.draft, tuple(SHAPES))
+        """Raises `TercelError` if there is no such method or tree: before anything is loaded for it."""
+        if self.draft != NOTHING:
+            check_known(self.draft, (NOTHING,))
         if ":" in self.draft:
             proposer_kind(self.draft)
+        _ = self.shape
 
     @property
     def method(self) -> str:
         """The proposer's name."""
-        return SHAPES.get(self.draft, self.draft)
+        return VANILLA if self.draft == NOTHING else self.draft
+
+    @property
+    def shape(self) -> TreeShape | None:
+        """How large drafts are; None for as large as pays."""
+        if self.tree == AUTO:
+            return None
+        from tercel.draft.shape import parse_shape
+
+        try:
+            return parse_shape(self.tree)
+        except TercelError as error:
+            raise TercelError(f"--tree {short(self.tree)}: {error}") from error
 
     def require_drafts(self) -> None:
         """For a verb that compares drafts with nothing. Raises `TercelError` for `--draft none`."""
         if self.method == VANILLA:
-            raise TercelError("--draft none drafts nothing, so there is nothing to compare; give tree or chain")
+            raise TercelError("--draft none drafts nothing, so there is nothing to compare; leave it out")
 
     def require_head_drafts(self) -> None:
         """For a verb that compares the head's drafts. Raises `TercelError` if `--draft` asks for none, or another's."""
         self.require_drafts()
-        if self.draft not in SHAPES:
-            raise TercelError(f"--draft {self.draft} is not the shape of the head's drafts; give tree or chain")
+        if self.method != EAGLE3:
+            raise TercelError(f"--draft {self.draft} does not draft with the head; name it with --methods")
 
 
 def _asked_or_configured(meaning: str) -> Any:

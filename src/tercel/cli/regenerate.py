@@ -14,7 +14,7 @@ from tercel.cli.consoles import PlainConsole, result_console, text_column
 from tercel.cli.data import Source
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
-from tercel.cli.options import DecodingModelOptions, DraftOptions, FollowConfig, Sample, Temperature
+from tercel.cli.options import NOTHING, DecodingModelOptions, DraftOptions, FollowConfig, Sample, Temperature
 from tercel.cli.paths import user_name, user_path
 from tercel.decode.proposers import EAGLE3
 from tercel.errors import TercelError
@@ -68,9 +68,10 @@ def command(
         )
     headless = head is None and shipped(target) is None
     if headless and draft.method == EAGLE3:
-        draft = DraftOptions(draft="none")
+        draft = DraftOptions(draft=NOTHING)
     params = open_sampling(asked, loaded)
-    engine = Engine(loaded, open_proposer(head, loaded, draft), slots=min(in_flight, len(conversations)))
+    slots = min(in_flight, len(conversations))
+    engine = Engine(loaded, open_proposer(head, loaded, draft, slots), slots=slots)
     responder = EngineResponder(engine, params)
     settings = RegenerateSettings(
         target=loaded.fingerprint,

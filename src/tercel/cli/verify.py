@@ -77,7 +77,7 @@ def command(
     asked = parse_tasks(tasks, tuple(data_dir or ()))
     loaded = open_target(target, model, exact=True)
     params = open_sampling(plain if check is Check.greedy else drawn, loaded)
-    drafted = Engine(loaded, open_proposer(head, loaded, draft), slots=slots)
+    drafted = Engine(loaded, open_proposer(head, loaded, draft, slots), slots=slots)
     vanilla = Engine(loaded, make_proposer(VANILLA, loaded), slots=slots)
     prompts = [p for p in first_prompts(loaded.tokenizer, asked) if len(p.tokens) < loaded.context_length]
     greedy = sampled = None

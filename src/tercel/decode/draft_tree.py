@@ -79,21 +79,23 @@ class DraftTree:
         return next((child for child in self._children[node] if self.token_list[child] == token), None)
 
     @cached_property
-    def depths(self) -> Tensor:
-        """Distance from the root, long [N]: the target position is the root's plus this."""
+    def depth_list(self) -> list[int]:
+        """Distance of every node from the root."""
         depths = [0] * len(self)
         for node, parent in enumerate(self.parent_list[1:], start=1):
             depths[node] = depths[parent] + 1
-        return torch.tensor(depths, device=self.tokens.device)
+        return depths
 
-    def up_to(self, depth: int) -> DraftTree:
-        """The tree without nodes deeper than `depth`, the others in their order."""
-        kept = (self.depths <= depth).nonzero().flatten()
-        if len(kept) == len(self):
-            return self
-        numbers = torch.cumsum(self.depths <= depth, 0) - 1
-        parents = torch.where(self.parents[kept] < 0, -1, numbers[self.parents[kept]])
-        return DraftTree(self.tokens[kept], parents)
+    @property
+    def depths(self) -> Tensor:
+        """The same, long [N]: the target position is the root's plus this."""
+        return torch.tensor(self.depth_list, device=self.tokens.device)
+
+    def only(self, nodes: Sequence[int]) -> DraftTree:
+        """The tree of these nodes, ascending: the root, and none without its parent."""
+        numbers = {node: number for number, node in enumerate(nodes)} | {-1: -1}
+        parents = [numbers[self.parent_list[node]] for node in nodes]
+        return DraftTree(torch.tensor([self.token_list[node] for node in nodes]), torch.tensor(parents))
 
     def ancestor_mask(self) -> Tensor:
         """Who sees whom, bool [N, N]: row `i` is true at `i` and at its ancestors."""

@@ -10,10 +10,11 @@ import torch
 from tercel.decode.clock import PhaseClock
 from tercel.decode.head_state import HeadState, TorchHeadState
 from tercel.decode.proposer import Proposer, Row
+from tercel.decode.tree_policy import TreePolicy
 from tercel.decode.types import Committed
 from tercel.draft import DraftModel, StepHead
 from tercel.draft.alignment import head_position, token_in
-from tercel.draft.shape import TreeShape
+from tercel.draft.shape import PAPER, TreeShape
 from tercel.errors import TercelError
 from tercel.target_model.backend_names import OPENVINO
 from tercel.target_model.output import TargetOutput
@@ -30,23 +31,30 @@ class HeadProposer(Proposer):
     def __init__(self, draft: DraftModel, target: TargetModel, shape: TreeShape | None = None) -> None:
         self.draft, self.target = draft, target
         self.head: StepHead = draft.head_as(StepHead)  # type: ignore[type-abstract]
-        self.shape = shape or TreeShape.for_device(target.device)
+        self.shape = shape or PAPER
         self.feature_layers = draft.head.config.feature_layers
         self.max_nodes = self.shape.nodes
         self.needs_tree = self.shape.top_k > 1
+        self.widest = max(self.shape.top_k, self.shape.nodes // 4 if self.needs_tree else 1)  # most nodes of a level
         self.positions = draft.head.config.max_position_embeddings
         self.limited = False  # whether drafting ever stopped for want of positions
         self.ids = draft.vocabulary.ids.to(target.device)
         self._graphs = head_graphs(self.head, target)
         self.state = self.new_state(0)
         self.clock = PhaseClock(target.device)  # until a loop brings its own
+        self.policy: TreePolicy | None = None
+        self._behind: list[list[Committed]] = []  # what the head has not taken in yet, by row
 
     def timed_by(self, clock: PhaseClock) -> None:
         self.clock = clock
 
+    def sized_by(self, policy: TreePolicy) -> None:
+        self.policy = policy
+
     def reset(self, capacity: int) -> None:
         # the slots of a drafted level come after the committed entries until it is thrown away
-        self.state = self.new_state(capacity + self.shape.top_k * self.shape.depth)
+        self.state = self.new_state(capacity + self.widest * self.shape.depth)
+        self._behind = []
 
     def new_state(self, capacity: int) -> HeadState:
         """An empty one, computed by what computes the target."""
@@ -65,13 +73,30 @@ class HeadProposer(Proposer):
         tokens = [row.tokens[token_in(0, 0) :] for row in rows]  # row 0 reads the first of them
         output = state.extend(features, tokens, range(first, first + len(rows)))
         state.output = torch.cat([state.output, output]) if first else output
+        self._behind += [[] for _ in rows]
 
-    @torch.no_grad()
     def commit(self, committed: Sequence[Committed]) -> None:
+        for behind, one in zip(self._behind, committed, strict=True):
+            behind.append(one)
+
+    def catch_up(self) -> None:
+        """Take in what was committed: before a draft, since between two there may be many steps without one."""
+        rows = [row for row, behind in enumerate(self._behind) if behind]
+        if not rows:
+            return
+        parts = [self._behind[row] for row in rows]
+        layers = [[torch.cat(layer) for layer in zip(*(c.layers for c in part), strict=True)] for part in parts]
+        tokens = [[token for c in part for token in c.tokens] for part in parts]
         with self.clock.phase("head"):
-            self.state.output = self.state.extend([c.layers for c in committed], [c.tokens for c in committed])
+            if len(rows) == len(self._behind):
+                self.state.output = self.state.extend(layers, tokens)
+            else:  # others have just joined
+                place = to_device(rows, self.target.device).long()
+                self.state.output = self.state.output.index_copy(0, place, self.state.extend(layers, tokens, rows))
+        self._behind = [[] for _ in self._behind]
 
     def select_rows(self, rows: Sequence[int]) -> None:
+        self._behind = [self._behind[row] for row in rows]
         self.state.cache.select_rows(rows)
         self.state.output = self.state.output[to_device(list(rows), self.target.device).long()]
 

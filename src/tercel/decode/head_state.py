@@ -62,7 +62,8 @@ class HeadState(ABC):
 
     def draft_level(self, tokens: Tensor, hidden: Tensor, ancestors: Tensor, depth: int) -> Tensor:
         """Entries for drafted nodes `[B, K]` at `depth`, `hidden` `[B, K, H]` from their parents, `ancestors` bool
-        `[B, K, D]`: which of all nodes drafted so far each sees, this level's the last. Returns their outputs `[B, K, H]`."""
+        `[B, K, D]`: which of all nodes drafted so far each sees, this level's the last. Returns their outputs
+        `[B, K, H]`."""
         rows, width = tokens.shape
         newest = self._lengths(None) - 1  # the row that drafts, whose step `depth` this is
         positions = self._known(rope_position(newest, depth))[:, None].expand(-1, width)

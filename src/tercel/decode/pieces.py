@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from tercel.decode.head_proposer import HeadProposer
 from tercel.draft.alignment import token_in
@@ -75,18 +76,18 @@ class HeadContext:
         self.state.cache.lengths[0] = self.held  # to be written over by the next run
 
     @torch.no_grad()
-    def first_level(self) -> object:
+    def first_level(self) -> Tensor:
         """But the output layer over what `commit` gave."""
         return self.state.log_q(self.state.output)
 
-    def level(self, nodes: int, depth: int) -> Piece:
+    def level(self, nodes: int, depth: int) -> Callable[[], Tensor]:
         """The level below `depth`, of `nodes` nodes, each with one ancestor in every level above."""
         device = self.state.output.device
         tokens_1K = torch.tensor([[*self.context.tokens[:1]] * nodes], device=device)
         ancestors_1KD = torch.eye(nodes, dtype=torch.bool, device=device).repeat(1, depth)[None]
 
         @torch.no_grad()
-        def run() -> object:
+        def run() -> Tensor:
             fed_1KH = self.head.feedback(self.state.output)[:, None].expand(-1, nodes, -1)
             return self.state.log_q(self.state.draft_level(tokens_1K, fed_1KH, ancestors_1KD, depth))
 

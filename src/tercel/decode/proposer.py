@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tercel.decode.clock import PhaseClock
 from tercel.decode.sampling import RandomStream, SamplingParams
 from tercel.decode.types import Committed, Proposal
 from tercel.target_model.output import TargetOutput
+
+if TYPE_CHECKING:
+    from tercel.decode.tree_policy import TreePolicy
 
 
 class Row(Protocol):
@@ -38,6 +41,10 @@ class Proposer(Protocol):
 
     def timed_by(self, clock: PhaseClock) -> None:
         """A loop begins to use it, with this clock: whoever drafts with a model books its forwards as `head`."""
+        return
+
+    def sized_by(self, policy: TreePolicy) -> None:
+        """Its drafts will be cut to what pays: whoever pays for every level of them may ask this before the next."""
         return
 
     def reset(self, capacity: int) -> None:
@@ -77,6 +84,9 @@ class PassingOn(Proposer):
     def timed_by(self, clock: PhaseClock) -> None:
         self.inner.timed_by(clock)
 
+    def sized_by(self, policy: TreePolicy) -> None:
+        self.inner.sized_by(policy)
+
     def reset(self, capacity: int) -> None:
         self.inner.reset(capacity)
 
@@ -94,3 +104,10 @@ class PassingOn(Proposer):
 
     def notes(self) -> Sequence[str]:
         return self.inner.notes()
+
+
+def innermost(proposer: Proposer) -> Proposer:
+    """The one that drafts, whoever passes its drafts on."""
+    while isinstance(proposer, PassingOn):
+        proposer = proposer.inner
+    return proposer

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:
+    from tercel.decode.costs import StepCosts
     from tercel.decode.proposer import Proposer
     from tercel.draft import DraftModel
     from tercel.draft.shape import TreeShape
@@ -28,13 +29,15 @@ KINDS: dict[str, str] = {
     EAGLE3: "tercel.decode.eagle3:KIND",
     SAMPLED_CHAIN: "tercel.decode.sampled_chain:KIND",
 }
+OnPiece = Callable[[int, int], None]
 _PARTS = {"head": "a draft head", "model": "a second model"}
 
 
 @dataclass(frozen=True)
 class Parts:
     """What a proposer may be made of. target: the model that verifies; head: a draft head that fits it; model: a second
-    model with its vocabulary; shape: how large the drafts shall be (None: as the proposer thinks best)."""
+    model with its vocabulary; shape: how large the drafts shall be (None: as large as pays, which is found out step by
+    step; then it proposes the most that may pay)."""
 
     target: TargetModel
     head: DraftModel | None = None
@@ -85,13 +88,38 @@ def make_proposer(
     head: DraftModel | None = None,
     model: TargetModel | None = None,
     shape: TreeShape | None = None,
+    costs: StepCosts | None = None,
+    slots: int = 1,
+    progress: OnPiece = lambda done, total: None,
 ) -> Proposer:
     """The proposer of that name, of these parts; those that it has no use for it leaves aside.
 
+    shape: how large its drafts are; left out, as large as pays (`cost_aware.py`). costs: of a step; left out, they are
+    looked up or measured, for up to `slots` rows. progress: pieces of work that were measured, and at most to be.
     Raises `TercelError` as `proposer_kind`, and if a part that it needs is missing.
     """
     kind, parts = proposer_kind(name), Parts(target, head, model, shape)
     for need in kind.needs:
         if getattr(parts, need) is None:
             raise TercelError(f"the method {name} drafts with {_PARTS[need]}, and none is given")
-    return kind.make(parts)
+    proposer = kind.make(parts)
+    return proposer if shape is not None else sized(proposer, target, costs, slots, progress)
+
+
+def sized(
+    proposer: Proposer,
+    target: TargetModel,
+    costs: StepCosts | None = None,
+    slots: int = 1,
+    progress: OnPiece = lambda done, total: None,
+) -> Proposer:
+    """The proposer, its drafts cut to what pays; itself, if it never drafts. The rest as in `make_proposer`."""
+    from tercel.decode.calibrate import step_costs
+    from tercel.decode.cost_aware import CostAware
+    from tercel.decode.outcomes import Outcomes
+
+    if proposer.max_nodes == 1:
+        return proposer
+    if costs is not None:
+        return CostAware(proposer, costs)
+    return CostAware(proposer, step_costs(target, proposer, slots, progress), Outcomes.of(target, proposer))

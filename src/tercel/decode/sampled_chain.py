@@ -14,7 +14,7 @@ from tercel.decode.proposers import SAMPLED_CHAIN, Parts, ProposerKind
 from tercel.decode.sampling import sample
 from tercel.decode.types import Proposal
 from tercel.draft import DraftModel
-from tercel.draft.shape import CHAIN_DEPTH, TreeShape
+from tercel.draft.shape import WIDEST, TreeShape
 from tercel.target_model.protocol import TargetModel
 from tercel.target_model.transfer import to_device
 
@@ -33,14 +33,18 @@ class SampledChain(HeadProposer):
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """A chain for every row:
 
-            repeat until the chain is long enough:
+            repeat until the chain is long enough (which no drawn token has a part in):
                 q ← the draft's distribution after the last token of the chain, at the request's temperature
                 draw the next token from q, and keep q: verification divides by it
                 feed it through the head; it sees the committed entries and the chain
 
         Shapes, as suffixes of names: B rows, H head's hidden size, W draft vocabulary, D tokens drafted so far.
         """
-        depths = self.depths(rows)
+        longest = self.shape.depth if self.policy is None else self.policy.step.chain_depth(self.shape.depth)
+        depths = [min(longest, depth) for depth in self.depths(rows)]
+        if not any(depths):
+            return [Proposal(DraftTree.root_only(row.tokens[-1])) for row in rows]
+        self.catch_up()
         drawn: list[list[int]] = [[] for _ in rows]
         drawn_from: list[list[Tensor]] = [[] for _ in rows]
         output_BH = self.state.output
@@ -90,7 +94,7 @@ class SampledChain(HeadProposer):
 
 def _make(parts: Parts) -> SampledChain:
     assert parts.head is not None
-    return SampledChain(parts.head, parts.target, CHAIN_DEPTH if parts.shape is None else parts.shape.depth)
+    return SampledChain(parts.head, parts.target, (parts.shape or WIDEST).depth)
 
 
 KIND = ProposerKind(_make, needs=("head",), draws=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tercel.chat import Message, serving_prompt
@@ -31,17 +33,32 @@ class Request:
         return cls(tuple(prompt), params or sampling_for(target))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Proposal:
-    """A draft tree; `distributions` gives, for drafts that were *sampled*, the `[V]` distribution that the children
-    of a node were drawn from (None: the drafts are deterministic)."""
+    """A draft tree.
+
+    distributions: for drafts that were *sampled*, the `[V]` distribution that the children of a node were drawn from
+    (None: the drafts are deterministic). log_q: `[N]`, how likely the proposer holds each node to be if its parent is
+    right, as a logarithm, the root's 0 (None: it does not say).
+    """
 
     tree: DraftTree
     distributions: Callable[[int], Tensor] | None = None
+    log_q: NDArray[np.float64] | None = None
 
     def up_to(self, depth: int) -> Proposal:
         """Without what lies deeper. Sampled drafts are chains, so the nodes that stay keep their numbers."""
-        return replace(self, tree=self.tree.up_to(depth))
+        return self._only([node for node, own in enumerate(self.tree.depth_list) if own <= depth])
+
+    def best(self, chances: NDArray[np.float64], nodes: int) -> Proposal:
+        """The `nodes` likeliest nodes, by the chances `[N]` of their whole paths; with every node its parent."""
+        return self._only(np.sort(np.argsort(-chances, kind="stable")[:nodes]).tolist())
+
+    def _only(self, nodes: list[int]) -> Proposal:
+        if len(nodes) == len(self.tree):
+            return self
+        log_q = None if self.log_q is None else self.log_q[nodes]
+        return replace(self, tree=self.tree.only(nodes), log_q=log_q)
 
 
 @dataclass(frozen=True)

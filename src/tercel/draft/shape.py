@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from tercel import limits
 from tercel.errors import TercelError
 from tercel.reading import short
@@ -34,12 +32,6 @@ class TreeShape:
             )
 
     @classmethod
-    def for_device(cls, device: torch.device) -> TreeShape:
-        """The paper's tree (for an 8 B model) where 60 nodes cost about what one does; on a CPU every node costs,
-        and there a small one was the fastest of those tried (docs/log.md)."""
-        return cls(6, 3, 10) if device.type == "cpu" else cls(10, 8, 60)
-
-    @classmethod
     def chain(cls, depth: int = CHAIN_DEPTH) -> TreeShape:
         return cls(top_k=1, depth=depth, nodes=depth + 1)
 
@@ -47,3 +39,27 @@ class TreeShape:
         if self.top_k == 1:
             return f"a chain of {self.depth}"
         return f"a tree of {self.nodes} nodes, top-k {self.top_k}, depth {self.depth}"
+
+
+PAPER = TreeShape(10, 8, 60)  # of the paper's 8 B model, on a GPU, where 60 nodes cost about what one does
+SIZED = "trees as large as pays"  # what a draft without a shape is called
+WIDEST = TreeShape(10, 12, 64)  # how far drafts may grow whose size is a matter of cost
+
+
+def parse_shape(text: str) -> TreeShape | None:
+    """`10x8x60` (top-k, depth, nodes) or `chain:4` to the shape; `auto` to None: as large as pays.
+
+    Raises `TercelError` for anything else.
+    """
+    if text == "auto":
+        return None
+    kind, _, length = text.partition(":")
+    numbers = [length] if kind == "chain" else text.split("x")
+    if len(numbers) != (1 if kind == "chain" else 3) or not all(n.isascii() and n.isdecimal() for n in numbers):
+        raise TercelError("a tree is auto, TOPKxDEPTHxNODES such as 10x8x60, or chain:LENGTH")
+    sizes = [int(number) if len(number) < 20 else limits.COUNT for number in numbers]
+    if kind == "chain":
+        if not 1 <= sizes[0] <= limits.DRAFT_DEPTH:
+            raise TercelError(f"a chain drafts 1 to {limits.DRAFT_DEPTH} tokens, not {short(sizes[0])}")
+        return TreeShape.chain(sizes[0])
+    return TreeShape(*sizes)

@@ -17,7 +17,7 @@ from tercel.decode.clock import PHASES, PhaseClock
 from tercel.decode.head_proposer import HeadProposer
 from tercel.decode.loop import DecodingLoop
 from tercel.decode.pieces import Context
-from tercel.decode.proposer import Proposer
+from tercel.decode.proposer import Proposer, innermost
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.stopwatch import Patience, time_in_turn
 from tercel.decode.types import GenerationResult, Request
@@ -80,7 +80,7 @@ def run_profile(
     """
     widths, contexts, notes = _chosen(target, settings)
     usual = max((length for length in contexts if length <= USUAL_CONTEXT), default=contexts[0])
-    drafting = next((p for p in proposers.values() if isinstance(p, HeadProposer)), None)
+    drafting = next((p for p in map(innermost, proposers.values()) if isinstance(p, HeadProposer)), None)
     capture = () if drafting is None else drafting.feature_layers
     steps = _time_steps(target, proposers, prompts, settings.params, progress)
 

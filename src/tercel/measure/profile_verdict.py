@@ -31,10 +31,10 @@ def verdict(profile: Profile) -> str:
     if phase == "head":
         deepest = profile.levels[list(profile.levels)[-1]] if profile.levels else None
         bound = f", {_bound(deepest, 'for a level')}" if deepest else ""
-        return f"{most}{bound}; fewer levels (--draft-depth) or a smaller draft vocabulary would cost less"
+        return f"{most}{bound}; fewer levels (--tree auto) or a smaller draft vocabulary would cost less"
     if profile.method == VANILLA:
         return f"{most}, not the model; several requests at a time share it"
-    return f"{most}, not a model; a smaller tree (--draft-nodes) or several requests at a time cost less of it"
+    return f"{most}, not a model; a smaller tree (--tree auto) or several requests at a time cost less of it"
 
 
 def nearest(profile: Profile, nodes: float) -> int:
@@ -65,11 +65,11 @@ def _tree(profile: Profile, steps: Steps) -> str:
     plain = profile.steps.get(VANILLA)
     if plain is not None and plain.token_ms < steps.token_ms:
         gain = "drafts cost more here than their τ of"
-        return f"{gain} {steps.tau.value:.2f} brings in: take a smaller tree (--draft-nodes) or none (--draft none)"
+        return f"{gain} {steps.tau.value:.2f} brings in: take a smaller tree (--tree auto) or none (--draft none)"
     if larger > nodes and more <= CHEAP:
-        return f"a block of {larger} costs only {more:.2f} × that: a larger tree (--draft-nodes {larger}) may be faster"
+        return f"a block of {larger} costs only {more:.2f} × that: a larger tree (--tree auto finds it) may be faster"
     if cost > DEAR:
-        return f"that is {cost:.2f} × one token: a smaller tree (--draft-nodes) may be faster"
+        return f"that is {cost:.2f} × one token: a smaller tree (--tree auto finds it) may be faster"
     return f"that is {cost:.2f} × one token for a τ of {steps.tau.value:.2f}: the tree fits the machine"
 
 

@@ -41,7 +41,7 @@ class TreeSupport:
     def require_tree(self, name: str) -> None:
         """Raises `TercelError` naming the reason if trees cannot be verified on this model."""
         if not self.tree:
-            advice = "use --draft chain" if self.chain else "it can only be decoded token by token"
+            advice = "use --tree chain:4" if self.chain else "it can only be decoded token by token"
             raise TercelError(f"{name} cannot verify a draft tree: {self.reason}; {advice}")
 
     def require_chain(self, name: str) -> None:
