@@ -10,7 +10,7 @@ are accepted as often as the paper's. The policy that sizes the trees is the pac
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from tercel.decode.costs import HeadCosts, LiveCosts, StepCosts
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.tree_policy import Step, TreePolicy
-from tercel.draft.shape import PAPER, WIDEST
+from tercel.draft.shape import PAPER, WIDEST, TreeShape
 from tercel.files import write_json
 from tercel.measure.tasks import parse_tasks, prompt_ids
 
@@ -32,7 +32,7 @@ BATCHES, CONTEXT, STEPS = (1, 8, 32, 128), 1024, 1200
 CHILDREN, NEVER = WIDEST.top_k, -25.0  # children of a node, and log q of those that are not there
 REACHED, MULTIPLIED = 0.8, 0.6  # of a data sheet's bandwidth and peak: what good kernels do
 LAUNCH_MS, REDUCE_MS = 0.1, 0.01  # a head's level beside its weights; one all-reduce between GPUs
-PAPERS_ALPHA = 0.78  # the paper's figures 4 and 7: 0-α .79, 7-α .77
+FIRST = 0.76  # mean of the first child's; the likeliest then has 0.78 (the paper's figures 4 and 7: 0-α .79, 7-α .77)
 Path_ = tuple[int, ...]
 
 
@@ -110,7 +110,7 @@ class Recorded:
 
 
 class MadeUp:
-    """A head that means what it says: its first child has a probability of `PAPERS_ALPHA` on average, often near 1 as
+    """A head that means what it says: its first child has a probability of `FIRST` on average, often near 1 as
     real heads have it; the others share the rest, each half of what is left."""
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -127,7 +127,7 @@ class MadeUp:
 
     def log_q(self, node: Path_) -> Sequence[float]:
         if node not in self._known:
-            first = float(np.clip(self._rng.beta(1.4, 1.4 * (1 / PAPERS_ALPHA - 1)), 0.02, 0.999))
+            first = float(np.clip(self._rng.beta(1.4, 1.4 * (1 / FIRST - 1)), 0.02, 0.999))
             rest = np.sort((1 - first) * 0.5 ** np.arange(1, CHILDREN))[::-1]
             self._known[node] = np.log(np.sort(np.array([first, *rest]))[::-1]).tolist()
         return self._known[node]
@@ -136,13 +136,14 @@ class MadeUp:
         return self._right
 
 
-def simulate(costs: StepCosts, streams: Sequence[Iterator[Position]], steps: int) -> dict[str, float]:
-    """Steps of a batch: what the policy chooses and what comes of it, beside the paper's tree on the same positions."""
-    policy, batch = TreePolicy(LiveCosts(costs), Chances(), WIDEST.nodes), len(streams)
-    totals = dict.fromkeys(("tokens", "ms", "plain_ms", "nodes", "levels", "paper_tokens", "paper_ms", "steps"), 0.0)
-    for number in range(steps):
-        positions = [next(stream) for stream in streams]
-        drafts = policy.begin([False] * batch, CONTEXT)
+def simulate(costs: StepCosts, players: Sequence[Player], steps: int, context: int = CONTEXT) -> dict[str, float]:
+    """Steps of a batch: what the policy chooses and what comes of it. A quarter more of them is not counted, until the
+    price has settled."""
+    policy, batch = TreePolicy(LiveCosts(costs), Chances(), WIDEST.nodes), len(players)
+    totals = dict.fromkeys(("tokens", "ms", "plain", "nodes", "levels"), 0.0)
+    for number in range(-steps // 4, steps):
+        positions = [player.position() for player in players]
+        drafts = policy.begin([False] * batch, context)
         step, accepted = policy.step, [0] * batch
         levels, nodes, ms = 0, 1, float(step.curve[0])
         if drafts:
@@ -151,27 +152,79 @@ def simulate(costs: StepCosts, streams: Sequence[Iterator[Position]], steps: int
             accepted = [_accepted(paths[row], chances[row], nodes, positions[row]) for row in range(batch)]
             spent = policy.costs.draft_ms(batch, step.levels)
             ms = float(step.curve[nodes - 1]) + spent
-            gained = -np.sort(-chances, axis=1)[:, : nodes - 1].sum()
-            policy.drafted((float(gained) - step.price * (ms - float(step.curve[0]))) / batch)
+            policy.drafted((step.worth(chances) - step.price * spent) / batch)
+            _teach(policy.chances, positions, paths, chances, nodes)
         tokens = 1 + sum(accepted) / batch
         policy.ended(tokens, ms / float(step.curve[0]))
-        if number < steps // 4:  # until the price has settled
-            continue
-        paper = costs.forward_ms(batch, np.array([float(PAPER.nodes)]), CONTEXT)[0]
-        paper += policy.costs.draft_ms(batch, (PAPER.depth - 1) * costs.level_ms(batch * PAPER.top_k))
-        took = [min(len(position.right()), PAPER.depth) for position in positions]
-        new = {"tokens": tokens, "ms": ms, "plain_ms": float(step.curve[0]), "nodes": nodes, "levels": levels}
-        new |= {"steps": 1, "paper_tokens": 1 + sum(took) / batch, "paper_ms": float(paper)}
-        totals = {name: totals[name] + value for name, value in new.items()}
-    plain = totals["steps"] / totals["plain_ms"]
+        for player, more in zip(players, accepted, strict=True):
+            player.advance(more + 1)
+        if number >= 0:
+            new = {"tokens": tokens, "ms": ms, "plain": float(step.curve[0]), "nodes": nodes, "levels": levels}
+            totals = {name: totals[name] + value for name, value in new.items()}
+    return _means(totals, steps)
+
+
+def simulate_fixed(
+    costs: StepCosts, players: Sequence[Player], steps: int, shape: TreeShape, context: int = CONTEXT
+) -> dict[str, float]:
+    """The same with trees of one shape."""
+    batch, live = len(players), LiveCosts(costs)
+    curve = live.forward_ms(batch, shape.nodes, context)
+    levels = (shape.depth - 1) * costs.level_ms(batch * shape.top_k)
+    ms, plain = float(curve[-1]) + live.draft_ms(batch, levels), float(curve[0])
+    totals = {"tokens": 0.0, "ms": ms * steps, "plain": plain * steps, "nodes": 0.0, "levels": 0.0}
+    for _ in range(steps):
+        for player in players:
+            accepted = _accepted_of(player.position(), shape)
+            player.advance(accepted + 1)
+            totals["tokens"] += (accepted + 1) / batch
+        totals["nodes"] += shape.nodes
+        totals["levels"] += shape.depth
+    return _means(totals, steps)
+
+
+def _means(totals: dict[str, float], steps: int) -> dict[str, float]:
     return {
-        "nodes": totals["nodes"] / totals["steps"],
-        "levels": totals["levels"] / totals["steps"],
-        "tau": totals["tokens"] / totals["steps"],
-        "speedup": totals["tokens"] / totals["ms"] / plain,
-        "paper_tau": totals["paper_tokens"] / totals["steps"],
-        "paper_speedup": totals["paper_tokens"] / totals["paper_ms"] / plain,
+        "nodes": totals["nodes"] / steps,
+        "levels": totals["levels"] / steps,
+        "tau": totals["tokens"] / steps,
+        "speedup": totals["tokens"] / totals["ms"] * totals["plain"] / steps,
     }
+
+
+def _accepted_of(position: Position, shape: TreeShape) -> int:
+    """By a tree of EAGLE-2: the right path, as far as its nodes are among the best, level by level and in all."""
+    frontier: list[tuple[float, Path_]] = [(0.0, ())]
+    every: list[tuple[float, Path_]] = []
+    for _ in range(shape.depth):
+        children = [
+            (score + log_q, (*node, rank))
+            for score, node in frontier
+            for rank, log_q in enumerate(position.log_q(node)[: shape.top_k])
+        ]
+        every += children
+        frontier = sorted(children, key=lambda child: -child[0])[: shape.top_k]
+    chosen = {node for _, node in sorted(every, key=lambda child: (-child[0], len(child[1])))[: shape.nodes - 1]}
+    right, depth = position.right(), 0
+    while depth < len(right) and right[: depth + 1] in chosen:
+        depth += 1
+    return depth
+
+
+def _teach(
+    chances: Chances, positions: Sequence[Position], paths: Sequence[Sequence[Path_]], paths_BM: np.ndarray, nodes: int
+) -> None:
+    """What the loop learns of its verified trees."""
+    for row, position in enumerate(positions):
+        chosen = {paths[row][place] for place in np.argsort(-paths_BM[row], kind="stable")[: nodes - 1]}
+        right = position.right()
+        for depth in range(len(right) + 1):
+            children = enumerate(position.log_q(right[:depth]))
+            seen = [(rank, q) for rank, q in children if (*right[:depth], rank) in chosen]
+            hits = np.array([(*right[:depth], rank) == right[: depth + 1] for rank, _ in seen], bool)
+            chances.learn(np.array([q for _, q in seen]), np.full(len(seen), depth + 1), hits, False)
+            if not hits.any():
+                break
 
 
 def _grow(step: Step, positions: Sequence[Position]) -> tuple[list[list[Path_]], int]:
@@ -219,17 +272,23 @@ def record(asked: argparse.Namespace) -> list[list[Recorded]]:
     return answers
 
 
-def played(answers: Sequence[Sequence[Position]], seed: int) -> Iterator[Position]:
-    """Positions of one answer after the other, in an order of its own."""
-    rng = np.random.default_rng(seed)
-    while True:
-        yield from answers[int(rng.integers(len(answers)))]
+class Player:
+    """Goes through one answer after the other, in an order of its own, or through made-up positions without an end."""
 
+    def __init__(self, answers: Sequence[Sequence[Position]], seed: int) -> None:
+        self._answers, self._rng = [answer for answer in answers if answer], np.random.default_rng(seed)
+        self._answer: Sequence[Position] = ()
+        self._at = 0
 
-def made_up(seed: int) -> Iterator[Position]:
-    rng = np.random.default_rng(seed)
-    while True:
-        yield MadeUp(rng)
+    def position(self) -> Position:
+        if not self._answers:
+            return MadeUp(self._rng)
+        while self._at >= len(self._answer):
+            self._at, self._answer = 0, self._answers[int(self._rng.integers(len(self._answers)))]
+        return self._answer[self._at]
+
+    def advance(self, tokens: int) -> None:
+        self._at += tokens
 
 
 def main() -> None:
@@ -240,19 +299,19 @@ def main() -> None:
     parser.add_argument("--json", help="write the result there")
     asked = parser.parse_args()
     answers = record(asked)
-    sources: dict[str, Callable[[int], Iterator[Position]]] = {
-        "shipped head": lambda seed: played(answers, seed),
-        "paper's α": made_up,
-    }
+    sources: dict[str, Sequence[Sequence[Position]]] = {"shipped head": answers, "paper's α": ()}
     rows: list[dict[str, Any]] = []
     print("| acceptance | model | GPU | batch | nodes | levels | τ | over no drafts | 10x8x60: τ | over no drafts |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for source, stream in sources.items():
+    for source, known in sources.items():
         for model in MODELS:
             for gpu in GPUS:
                 for batch in BATCHES:
-                    steps = max(200, STEPS // batch)
-                    found = simulate(costs_of(GPUS[gpu], MODELS[model]), [stream(seed) for seed in range(batch)], steps)
+                    costs, steps = costs_of(GPUS[gpu], MODELS[model]), max(60, STEPS // batch)
+                    players = [Player(known, seed) for seed in range(batch)]
+                    auto = simulate(costs, players, steps)
+                    paper = simulate_fixed(costs, [Player(known, seed) for seed in range(batch)], steps, PAPER)
+                    found = {**auto, "paper_tau": paper["tau"], "paper_speedup": paper["speedup"]}
                     rows.append({"acceptance": source, "model": model, "gpu": gpu, "batch": batch, **found})
                     numbers = " | ".join(f"{value:.2f}" for value in found.values())
                     device = gpu if MODELS[model].gpus == 1 else f"{MODELS[model].gpus} × {gpu}"
