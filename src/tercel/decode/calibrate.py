@@ -66,12 +66,14 @@ def step_costs(
         with made_once(file):  # two at once would only measure each other
             known = kept_costs(file, key)
             if known is None:
-                known, steadiness = measure_costs(target, head, slots, progress)
+                with target.beside():
+                    known, steadiness = measure_costs(target, head, slots, progress)
                 if steadiness >= STEADY:
                     keep_costs(file, key, known)
             return known
     except TercelError:
-        return measure_costs(target, head, slots, progress)[0]
+        with target.beside():
+            return measure_costs(target, head, slots, progress)[0]
 
 
 def kept_costs(file: Path, key: Mapping[str, Any]) -> StepCosts | None:
