@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tercel.decode.draft_tree import DraftTree
@@ -14,8 +16,8 @@ from tercel.target_model.structure import default_feature_layers
 from tests.tiny import tiny_model, tiny_tokenizer
 
 
-def tiny_target(arch: str, seed: int = 0) -> Target:
-    return Target(tiny_model(arch, seed), tiny_tokenizer(), Source(arch, arch, "folder", None))
+def tiny_target(arch: str, seed: int = 0, **overrides: Any) -> Target:
+    return Target(tiny_model(arch, seed, **overrides), tiny_tokenizer(), Source(arch, arch, "folder", None))
 
 
 def random_draft(

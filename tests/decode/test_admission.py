@@ -99,3 +99,22 @@ def test_rows_that_enter_together_are_drafted_for_as_if_each_came_alone():
 def test_a_chunk_of_no_tokens_is_refused():
     with pytest.raises(TercelError, match="at least one prompt token a step, not 0"):
         Engine(tiny_target("llama"), Vanilla(), prefill_chunk=0).loop()
+
+
+def test_rows_of_unlike_lengths_waste_at_most_a_tenth_of_target_and_head_together():
+    target = tiny_target("llama", max_position_embeddings=4096)
+    proposer = Eagle3(random_draft(target), target, TreeShape(3, 3, 8))
+    loop = DecodingLoop(target, proposer, slots=5, prefill_chunk=500)
+    prompts = [tuple(5 + (i * 7) % 90 for i in range(n)) for n in (1200, 60, 300, 150, 600)]
+    for prompt in prompts:
+        loop.submit(Request(prompt, SamplingParams(max_new_tokens=16, ignore_eos=True)))
+    wasted = []
+    while loop.pending:
+        for event in loop.step():
+            assert event.result is None or event.result.error is None
+        if loop.memory.held:
+            wasted.append(loop.memory.waste)
+            assert proposer.memory.held * target.num_layers < 1.2 * loop.memory.held  # one layer, and no row's reserve
+    assert len(wasted) > 10
+    assert max(wasted) <= 0.1
+    assert not loop.memory.held  # rows that left hold nothing

@@ -5,6 +5,8 @@ The reference counts positions by hand, so that a number that training and decod
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch import Tensor
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
-from tercel.decode.head_state import TorchHeadState
+from tercel.decode.head_state import HeadState, TorchHeadState
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.draft import DraftModel
@@ -104,3 +106,28 @@ def test_a_head_drafts_up_to_its_last_position() -> None:
     levels = [(len(tokens) - 2, len(proposal.tree) - 1) for tokens, proposal in watched.seen]
     assert all(drafted == max(0, min(4, last - root + 1)) for root, drafted in levels)
     assert {0, 1, 4} <= {drafted for _, drafted in levels}
+
+
+def test_prompts_are_written_in_chunks_of_like_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target("llama", max_position_embeddings=4096)
+    draft = random_draft(target, max_position_embeddings=4096)
+    lengths = (1100, 500, 6, 8, 9, 40)
+    tokens = [[5 + (i * 7) % 90 for i in range(length + 1)] for length in lengths]
+    layers = draft.head.config.feature_layers
+    features = [[torch.randn(length, target.hidden_size) for _ in layers] for length in lengths]
+    state, shapes, extend = TorchHeadState(draft.head, target), [], HeadState.extend
+
+    def watched(self: HeadState, features: Any, entries: Any, rows: Any) -> Tensor:
+        shapes.append([len(row) for row in entries])
+        return extend(self, features, entries, rows)
+
+    monkeypatch.setattr(HeadState, "extend", watched)
+    state.cache.add_rows(len(lengths))
+    outputs = state.fill(features, [row[1:] for row in tokens], range(len(lengths)))
+    assert shapes == [[512], [512], [76], [500], [6, 8, 9], [40]]
+    assert state.cache.lengths == list(lengths)
+    for row in range(len(lengths)):
+        alone = TorchHeadState(draft.head, target)
+        alone.cache.add_rows(1)
+        whole = extend(alone, [features[row]], [tokens[row][1:]])
+        torch.testing.assert_close(outputs[row], whole[0], rtol=1e-4, atol=1e-5)

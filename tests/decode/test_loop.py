@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 import torch
 
 from tercel.decode.clock import PHASES
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
+from tercel.decode.loop import DecodingLoop
 from tercel.decode.rules import TokenRules
 from tercel.decode.sampled_chain import SampledChain
 from tercel.decode.sampling import SamplingParams
@@ -213,3 +216,14 @@ def _watch_positions(proposer) -> list[int]:
 
     head.project = watched
     return seen
+
+
+def test_texts_of_a_step_are_guarded_together(monkeypatch):
+    """Not every piece of every row's text opens a file of its own for what a panic would say."""
+    opened, stepped = [], []
+    make, advance = tempfile.TemporaryFile, DecodingLoop._advance
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **kwargs: opened.append(1) or make(**kwargs))
+    monkeypatch.setattr(DecodingLoop, "_advance", lambda loop: stepped.append(1) or advance(loop))
+    results = Engine(tiny_target("llama"), Vanilla(), slots=5).generate(requests())
+    assert all(result.text for result in results)
+    assert len(opened) < 2 * len(stepped)  # of 120 tokens; the first of each comes outside of any step

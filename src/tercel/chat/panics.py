@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import IO
 
+_holding: IO[bytes] | None = None  # the file of the main thread's block, if it is in one
+
 
 @contextmanager
 def guarded(*, hush: bool = False) -> Iterator[None]:
@@ -16,16 +18,17 @@ def guarded(*, hush: bool = False) -> Iterator[None]:
     the user or the interpreter passes.
 
     hush: what the library writes to standard error about its panic is dropped. That is for short blocks: whatever else
-    is written there meanwhile appears when the block ends.
+    is written there meanwhile appears when the block ends. A block within another costs next to nothing.
     """
     with _held_back() if hush else nullcontext() as held:
+        start = 0 if held is None else held.seek(0, os.SEEK_END)
         try:
             yield
         except BaseException as error:
             if type(error).__module__ != "pyo3_runtime":
                 raise
             if held is not None:
-                held.truncate(0)
+                held.seek(held.truncate(start))
             raise RuntimeError(str(error) or "it panicked") from error
 
 
@@ -34,9 +37,13 @@ def _held_back() -> Iterator[IO[bytes] | None]:
     """Hold back in a file, which is yielded, what is written to file descriptor 2, and give it out at the end.
 
     Rust reports a panic there before Python hears of it, and no setting turns that off. The descriptor belongs to the
-    whole process, so that only its main thread exchanges it, one block within another; in a server's other threads
+    whole process, so that only its main thread exchanges it, for the outermost block; in a server's other threads
     nothing is held back, nor where the descriptor is closed, or there is no place for a file.
     """
+    global _holding
+    if _holding is not None and threading.current_thread() is threading.main_thread():
+        yield _holding
+        return
     with ExitStack() as stack:
         held: IO[bytes] | None = None
         if threading.current_thread() is threading.main_thread():
@@ -49,8 +56,10 @@ def _held_back() -> Iterator[IO[bytes] | None]:
             return
         try:
             os.dup2(held.fileno(), 2)
+            _holding = held
             yield held
         finally:
+            _holding = None
             os.dup2(standard, 2)
             _give_out(held)
 

@@ -118,7 +118,7 @@ def measure_costs(
         context = Context(target, min(NEAR_IN_BATCHES, longest), widths[-1], capture=capture, rows=rows)
         works |= {("rows", rows, n): _forward(context, n, capture) for n in widths if rows * n <= TOKENS or n == 1}
     if head is not None:
-        pieces = HeadContext(head, near, max(LEVELS))
+        pieces = HeadContext(head, near)
         works |= {("keep up", 1, 1): lambda: (pieces.commit(), pieces.first_level())}
         works |= {("level", 1, n): _level(pieces, n) for n in LEVELS}
     taken = time_in_turn(works, target.device, patience, progress)

@@ -17,6 +17,7 @@ from tercel.draft.alignment import head_position, token_in
 from tercel.draft.shape import PAPER, TreeShape
 from tercel.errors import TercelError
 from tercel.target_model.backend_names import OPENVINO
+from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.protocol import TargetModel
 from tercel.target_model.transfer import to_device
@@ -40,10 +41,14 @@ class HeadProposer(Proposer):
         self.limited = False  # whether drafting ever stopped for want of positions
         self.ids = draft.vocabulary.ids.to(target.device)
         self._graphs = head_graphs(self.head, target)
-        self.state = self.new_state(0)
+        self.state = self.new_state()
         self.clock = PhaseClock(target.device)  # until a loop brings its own
         self.policy: TreePolicy | None = None
         self._behind: list[list[Committed]] = []  # what the head has not taken in yet, by row
+
+    @property
+    def memory(self) -> CacheMemory:
+        return self.state.cache.memory
 
     def timed_by(self, clock: PhaseClock) -> None:
         self.clock = clock
@@ -52,14 +57,13 @@ class HeadProposer(Proposer):
         self.policy = policy
 
     def reset(self, capacity: int) -> None:
-        # the slots of a drafted level come after the committed entries until it is thrown away
-        self.state = self.new_state(capacity + self.widest * self.shape.depth)
+        self.state = self.new_state()
         self._behind = []
 
-    def new_state(self, capacity: int) -> HeadState:
+    def new_state(self) -> HeadState:
         """An empty one, computed by what computes the target."""
         if self._graphs is None:
-            return TorchHeadState(self.head, self.target, capacity)
+            return TorchHeadState(self.head, self.target)
         from tercel.decode.graph_head_state import GraphHeadState
 
         return GraphHeadState(self.head, self.target, self._graphs)
@@ -71,7 +75,7 @@ class HeadProposer(Proposer):
         state.cache.add_rows(len(rows))
         features = [[layer[0] for layer in prompt.layers] for prompt in prompts]
         tokens = [row.tokens[token_in(0, 0) :] for row in rows]  # row 0 reads the first of them
-        output = state.extend(features, tokens, range(first, first + len(rows)))
+        output = state.fill(features, tokens, range(first, first + len(rows)))
         state.output = torch.cat([state.output, output]) if first else output
         self._behind += [[] for _ in rows]
 

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from tercel.draft import StepHead
 from tercel.draft.alignment import head_position, rope_position, token_in
+from tercel.target_model.attention import attend
 from tercel.target_model.cache import TargetCache
 from tercel.target_model.masks import additive, visible_slots
+from tercel.target_model.prefill import CHUNK, plan_chunk
 from tercel.target_model.protocol import RowCache, TargetModel
 from tercel.target_model.transfer import to_device
 
@@ -59,6 +61,24 @@ class HeadState(ABC):
         output = self._write(self.embed(tokens), hidden, positions, (block <= last)[:, None], last, rows)
         self.cache.keep([range(len(row)) for row in entries])
         return output[:, 0]
+
+    def fill(
+        self, features: Sequence[Sequence[Tensor]], entries: Sequence[Sequence[int]], rows: Sequence[int]
+    ) -> Tensor:
+        """`extend` with whole prompts: in chunks as the target runs them, so that what they take for a while does not
+        grow with their lengths, and none is padded to one much longer."""
+        outputs, place, done = [], 0, 0  # `done` entries of the prompt at `place`
+        while place < len(entries):
+            left = [len(entries[place]) - done, *map(len, entries[place + 1 :])]
+            count, width = plan_chunk(left, CHUNK)
+            part, chunk = slice(place, place + count), slice(done, done + width)
+            own = [[layer[chunk] for layer in layers] for layers in features[part]]
+            output = self.extend(own, [tokens[chunk] for tokens in entries[part]], rows[part])
+            done = done + width if left[0] > width else 0
+            if not done:
+                outputs.append(output)
+                place += count
+        return torch.cat(outputs)
 
     def draft_level(self, tokens: Tensor, hidden: Tensor, ancestors: Tensor, depth: int) -> Tensor:
         """Entries for drafted nodes `[B, K]` at `depth`, `hidden` `[B, K, H]` from their parents, `ancestors` bool
@@ -108,11 +128,11 @@ class HeadState(ABC):
 
 
 class TorchHeadState(HeadState):
-    """Computed by the head's own modules, over a cache with room for `capacity` entries a row."""
+    """Computed by the head's own modules."""
 
-    def __init__(self, head: StepHead, target: TargetModel, capacity: int) -> None:
+    def __init__(self, head: StepHead, target: TargetModel) -> None:
         super().__init__(head, target)
-        self.cache: TargetCache = TargetCache(0, capacity)
+        self.cache: TargetCache = TargetCache(0, 0)
 
     def _lengths(self, rows: Sequence[int] | None) -> Tensor:
         return self.cache.starts(self.target.device, rows)
@@ -145,13 +165,5 @@ class TorchHeadState(HeadState):
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """query `[B, T, q, D]`, keys/values `[B, kv, S, D]`, seen bool `[B, T, S]` → `[B, T, q*D]`.
-
-    The query heads of a key head are laid side by side as rows, so keys are never repeated.
-    """
-    rows, length, heads, size = query.shape
-    kv = keys.shape[1]
-    grouped = query.view(rows, length, kv, heads // kv, size).permute(0, 2, 3, 1, 4).reshape(rows, kv, -1, size)
-    mask = additive(seen, query.dtype).repeat(1, 1, heads // kv, 1)
-    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
-    return out.view(rows, kv, heads // kv, length, size).permute(0, 3, 1, 2, 4).reshape(rows, length, -1)
+    """query `[B, T, q, D]`, keys/values `[B, kv, S, D]`, seen bool `[B, T, S]` → `[B, T, q*D]`."""
+    return attend(query.transpose(1, 2), keys, values, additive(seen, query.dtype)).flatten(2)

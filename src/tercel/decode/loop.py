@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from tercel import limits
+from tercel.chat.panics import guarded
 from tercel.decode.clock import PhaseClock
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.proposer import Proposer
@@ -32,12 +33,11 @@ from tercel.decode.sampling import best_tokens, choose_token
 from tercel.decode.types import Committed, Event, Proposal, Request
 from tercel.decode.verify import Verdict, verify, verify_sampled_drafts
 from tercel.errors import TercelError
+from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.prefill import CHUNK, Prompt, run_chunk
 from tercel.target_model.protocol import RowCache, TargetModel
 from tercel.target_model.transfer import to_device
-
-ROOM = 8192  # tokens of an answer that a cache has room for from the beginning
 
 
 class DecodingLoop:
@@ -78,6 +78,11 @@ class DecodingLoop:
     def pending(self) -> int:
         """Requests waiting or being decoded."""
         return len(self._waiting) + len(self._entering) + len(self._rows)
+
+    @property
+    def memory(self) -> CacheMemory:
+        """Of all caches: the target's, and the proposer's."""
+        return self._cache.memory + self.proposer.memory
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns its number. Raises `TercelError` if its prompt is empty or fills the context."""
@@ -155,10 +160,11 @@ class DecodingLoop:
             depths = [self.target.block_depth(length) for length in self._cache.lengths[: len(self._rows)]]
             proposals = [p.up_to(depth) for p, depth in zip(self.proposer.propose(self._rows), depths, strict=True)]
         proposals, output, verdicts = self._judge(proposals)
-        events = [
-            self._take(row, verdict, len(proposal.tree))
-            for row, verdict, proposal in zip(self._rows, verdicts, proposals, strict=True)
-        ]
+        with guarded(hush=True):  # once, not for every piece of text
+            events = [
+                self._take(row, verdict, len(proposal.tree))
+                for row, verdict, proposal in zip(self._rows, verdicts, proposals, strict=True)
+            ]
         paths = [[0, *verdict.path] if isinstance(verdict, Verdict) else [0] for verdict in verdicts]
         with clock.phase("cache"):
             self._cache.keep(paths)
@@ -301,7 +307,7 @@ class DecodingLoop:
             return request.fail(error)
 
     def _capacity(self, request: ActiveRequest) -> int:
-        longest = len(request.prompt) + min(request.params.max_new_tokens, ROOM)  # more is made as it is needed
+        longest = len(request.prompt) + request.params.max_new_tokens
         return min(longest, self.target.context_length) + self.proposer.max_nodes
 
 

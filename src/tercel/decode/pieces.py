@@ -57,11 +57,11 @@ class Context:
 
 
 class HeadContext:
-    """A proposer's side of the first row of `context`, which has the layers that it reads; room for `drafted` nodes."""
+    """A proposer's side of the first row of `context`, which has the layers that it reads."""
 
-    def __init__(self, proposer: HeadProposer, context: Context, drafted: int) -> None:
+    def __init__(self, proposer: HeadProposer, context: Context) -> None:
         self.head, self.context, length = proposer.head, context, context.length
-        self.state = state = proposer.new_state(length + COMMITTED + drafted)
+        self.state = state = proposer.new_state()
         state.cache.add_rows(1)
         self._features = [layer[0] for layer in context.output.layers]
         self._entries = context.tokens[token_in(0, 0) : length + 1]

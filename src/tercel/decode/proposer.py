@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from tercel.decode.clock import PhaseClock
 from tercel.decode.sampling import RandomStream, SamplingParams
 from tercel.decode.types import Committed, Proposal
+from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ class Proposer(Protocol):
     feature_layers: tuple[int, ...] = ()
     max_nodes: int
     needs_tree: bool = False
+
+    @property
+    def memory(self) -> CacheMemory:
+        """Of what it keeps for every token of its rows."""
+        return CacheMemory(0, 0)
 
     def timed_by(self, clock: PhaseClock) -> None:
         """A loop begins to use it, with this clock: whoever drafts with a model books its forwards as `head`."""
@@ -80,6 +86,10 @@ class PassingOn(Proposer):
         self.inner = inner
         self.name, self.feature_layers = inner.name, inner.feature_layers
         self.max_nodes, self.needs_tree = inner.max_nodes, inner.needs_tree
+
+    @property
+    def memory(self) -> CacheMemory:
+        return self.inner.memory
 
     def timed_by(self, clock: PhaseClock) -> None:
         self.inner.timed_by(clock)

@@ -47,7 +47,7 @@ def head_cases(proposer: HeadProposer, context: Context) -> Iterator[tuple[str, 
     head, nodes, depth = proposer.head, proposer.shape.top_k, proposer.shape.depth
     config, size = head.config, torch.empty(0, dtype=head.dtype).element_size()
     cost, output = head.work(), config.hidden_size * config.draft_vocab_size
-    pieces = HeadContext(proposer, context, nodes * depth)
+    pieces = HeadContext(proposer, context)
     seen = pieces.held * cost.kv * size
     committed = Work((cost.fuse + cost.drafted - output) * size, 2 * (COMMITTED * cost.fuse + cost.drafted - output))
     yield "commit", Case(pieces.commit, committed)

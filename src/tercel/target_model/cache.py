@@ -1,6 +1,7 @@
 """The target's KV cache: append a block, keep one path of a tree, forget the rest.
 
-Shape legend: B rows (requests) of a block, T block length, Hkv key/value heads, D head size, S slots.
+Shape legend: B rows (requests) of a block, T block length, Hkv key/value heads, D head size, C slots a row has room
+for, n keys and values of one shape.
 
 Every row is filled from slot 0 without gaps: slot `s < lengths[row]` holds the committed token at position
 `s`. A block that is being verified lies after that, from slot `lengths[row]` on, until `keep` makes a path
@@ -18,37 +19,46 @@ from torch import Tensor
 from transformers import Cache
 
 from tercel.errors import TercelError
+from tercel.target_model.memory import CacheMemory
+from tercel.target_model.row_states import MaskPool, RowStates, padded
 from tercel.target_model.transfer import to_device
+
+SPARE, LEAST_SPARE = 12, 8  # a row that grows gets a twelfth more slots than it needs, and so many at least
 
 
 class TargetCache(Cache):
-    """Keys and values of every layer for `rows` requests, each with a length of its own.
+    """Keys and values of every layer for `rows` requests, each with a length and a storage of its own.
 
     Handed to a stock `transformers` model as its `cache`: the attention layers call `update`, everything else
-    is for the decoding loop. Storage is made at the first block (only then are the layers' shapes known), with room for
-    `room` rows of `capacity` slots, of which those past the last row are zero; it grows by half where that does not do.
-    A row that joins or leaves copies no other but those that move up.
+    is for the decoding loop. A row holds what it needs and a little more (`SPARE`), however long others are; a row that
+    joins, grows or leaves copies no other.
     """
 
     def __init__(self, rows: int, capacity: int) -> None:
         super().__init__(layers=[])
-        self.room = rows
-        self.capacity = capacity
-        self.lengths: list[int] = [0] * rows
-        self.turned_for: list[int] = [0] * rows  # how long a sequence the keys are rotated for (see `rope.py`)
-        self._keys: list[Tensor | None] = []  # a layer: [room, Hkv, capacity, D]
-        self._values: list[Tensor | None] = []
+        self.lengths: list[int] = []
+        self.turned_for: list[int] = []  # how long a sequence the keys are rotated for (see `rope.py`)
+        self._storages: list[_RowStorage] = []
+        self._layout: _Layout | None = None  # known when the first block has gone through all layers
         self._block = 0  # length of the block in flight
         self._rows: Sequence[int] = ()  # whose it is
-        self._part: slice | None = None  # the same rows, where they lie side by side
-        self._index = torch.empty(0)  # the same rows, long [B], where they or their slots differ
-        self._slots: int | Tensor = 0  # where the block begins, or [B, T] where that differs
+        self._running: list[_RowStorage] = []  # the same rows'
+        self._in_flight: dict[int, int] = {}  # by row: slots after the committed ones that are in use
+        self._masks = MaskPool()
         self._starts: tuple[list[int], Tensor] | None = None
-        self._span = 0
+        self.add_rows(rows, capacity)
 
     @property
     def rows(self) -> int:
         return len(self.lengths)
+
+    @property
+    def memory(self) -> CacheMemory:
+        used = 0
+        for row, storage in enumerate(self._storages):
+            slots = self.lengths[row] + self._in_flight.get(row, 0)
+            used += storage.bytes * slots // storage.room if storage.room else 0
+        return CacheMemory(sum(storage.bytes for storage in self._storages), used)
 
     def begin(self, block: int, device: torch.device, rows: Sequence[int] | None = None, uncommitted: int = 0) -> int:
         """Announce a block of `block` tokens for each of `rows` (all, if left out); returns `S`, the number of slots
@@ -57,25 +67,14 @@ class TargetCache(Cache):
         uncommitted: how many slots of earlier blocks, not committed yet, it is to leave untouched (a tree drafted
         level by level).
         """
-        self._rows = rows = range(self.rows) if rows is None else rows
-        lengths = [self.lengths[row] for row in rows]
-        self._span = max(lengths) + uncommitted + block
-        if self._span > self.capacity:
-            self._grow(self.room, max(self._span, self.capacity * 3 // 2))
-        self._block = block
-        first, last = rows[0], rows[0] + len(rows)
-        self._part = slice(first, last) if list(rows) == list(range(first, last)) else None
-        uniform = len(set(lengths)) == 1
-        if self._part is None:
-            self._index = to_device(list(rows), device)
-        elif not uniform:
-            self._index = torch.arange(first, last, device=device)
-        self._slots = (
-            lengths[0] + uncommitted
-            if uniform
-            else self.starts(device, rows)[:, None] + uncommitted + torch.arange(block, device=device)
-        )
-        return self._span
+        self._rows = rows = list(range(self.rows) if rows is None else rows)
+        self._block, self._running = block, [self._storages[row] for row in rows]
+        if self._layout is None:
+            self._layout = _Layout.of(self._storages)
+        for row, storage in zip(rows, self._running, strict=True):
+            storage.open(self._layout, self.lengths[row] + uncommitted, block)
+        self._in_flight, self._masks = dict.fromkeys(rows, uncommitted + block), MaskPool()
+        return max(self.lengths[row] for row in rows) + uncommitted + block
 
     def starts(self, device: torch.device, rows: Sequence[int] | None = None) -> Tensor:
         """`lengths` (of some rows) on the device, long [B]; carried there once for as long as they stay the same."""
@@ -87,40 +86,18 @@ class TargetCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the block's keys and values [B, Hkv, T, D]; return all slots its rows see: [B, Hkv, S, D] each."""
-        while len(self._keys) <= layer_idx:
-            self._keys.append(None)
-            self._values.append(None)
-        keys = self._keys[layer_idx] = self._store(self._keys[layer_idx], key_states)
-        values = self._values[layer_idx] = self._store(self._values[layer_idx], value_states)
-        return self._seen(keys), self._seen(values)
+        """Write the block's keys and values [B, Hkv, T, D]; return all slots its rows see: [B, Hkv, S, D] each.
 
-    def _store(self, storage: Tensor | None, block: Tensor) -> Tensor:
-        if storage is None:
-            # zeros, not empty: masked slots still enter the product with weight 0, and 0 * NaN is NaN
-            storage = block.new_zeros(self.room, block.shape[1], self.capacity, block.shape[3])
-        if isinstance(self._slots, Tensor):
-            storage[self._index[:, None], :, self._slots] = block.transpose(1, 2)
-        else:
-            rows = self._index if self._part is None else self._part
-            storage[rows, :, self._slots : self._slots + self._block] = block
-        return storage
+        One row is a view of its storage, and so are many on a CPU (`RowStates`); elsewhere many are copied together,
+        since one kernel for all of them is faster there than one each.
+        """
+        return self._write(2 * layer_idx, key_states), self._write(2 * layer_idx + 1, value_states)
 
-    def _seen(self, storage: Tensor) -> Tensor:
-        slots = storage[:, :, : self._span]
-        return slots.index_select(0, self._index) if self._part is None else slots[self._part]
-
-    def _grow(self, room: int, capacity: int) -> None:
-        def wider(storage: Tensor | None) -> Tensor | None:
-            if storage is None:
-                return None
-            grown = storage.new_zeros(room, storage.shape[1], capacity, storage.shape[3])
-            grown[: self.rows, :, : storage.shape[2]] = storage[: self.rows]
-            return grown
-
-        self._keys = [wider(storage) for storage in self._keys]
-        self._values = [wider(storage) for storage in self._values]
-        self.room, self.capacity = room, capacity
+    def _write(self, part: int, block: Tensor) -> Tensor:
+        seen = [storage.write(part, own) for storage, own in zip(self._running, block.unbind(), strict=True)]
+        if len(seen) == 1:
+            return seen[0]
+        return RowStates(seen, self._masks) if block.device.type == "cpu" else padded(seen)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Make a path of the last block permanent in each of its rows.
@@ -133,25 +110,17 @@ class TargetCache(Cache):
                 continue
             if min(path) < 0 or max(path) >= self._block:
                 raise TercelError(f"path {list(path)} leaves the block of {self._block} tokens just verified")
-            start = self.lengths[row]
             if list(path) != list(range(len(path))):  # a prefix lies where it belongs already
-                self._move(row, start, path)
-            self.lengths[row] = start + len(path)
-
-    def _move(self, row: int, start: int, path: Sequence[int]) -> None:
-        source: Tensor | None = None
-        for storage in (*self._keys, *self._values):
-            if storage is not None:
-                source = to_device(path, storage.device) + start if source is None else source
-                storage[row, :, start : start + len(path)] = storage[row].index_select(1, source)
+                self._storages[row].move(self.lengths[row], path)
+            self.lengths[row] += len(path)
+        self._in_flight = {}
 
     def add_rows(self, count: int, capacity: int = 0) -> None:
-        """Append empty rows for sequences of up to `capacity` tokens."""
-        rows, capacity = self.rows + count, max(capacity, self.capacity)
-        if rows > self.room or capacity > self.capacity:
-            self._grow(max(rows, self.room * 3 // 2) if rows > self.room else self.room, capacity)
+        """Append empty rows for sequences of up to `capacity` tokens; what is made in advance ends there, if it
+        suffices."""
         self.lengths += [0] * count
         self.turned_for += [0] * count
+        self._storages += [_RowStorage(capacity) for _ in range(count)]
 
     def restart(self, row: int, turned_for: int) -> None:
         """Empty a row, to be filled again as a part of a sequence of `turned_for` tokens."""
@@ -159,17 +128,105 @@ class TargetCache(Cache):
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only `rows`, in that order (finished requests leave the batch)."""
-        stay = next((place for place, row in enumerate(rows) if place != row), len(rows))
-        moved: Tensor | None = None
-        for storage in (*self._keys, *self._values):
-            if storage is None:
-                continue
-            if stay < len(rows):
-                moved = to_device(list(rows[stay:]), storage.device) if moved is None else moved
-                storage[stay : len(rows)] = storage.index_select(0, moved)
-            storage[len(rows) : self.rows].zero_()  # what failed may have left NaN for whoever comes next
         self.lengths = [self.lengths[row] for row in rows]
         self.turned_for = [self.turned_for[row] for row in rows]
+        self._storages = [self._storages[row] for row in rows]
+        self._rows, self._running, self._in_flight = (), [], {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max((self.lengths[row] for row in self._rows), default=0)
+
+
+class _Layout:
+    """Which keys and values (part `2 * layer` and the next) have one shape, so that a row holds them in one tensor."""
+
+    def __init__(self, parts: Sequence[Tensor | None]) -> None:
+        self.count = len(parts)
+        self.groups: dict[tuple[Any, ...], list[int]] = {}
+        for number, part in enumerate(parts):
+            if part is not None:
+                kind = (part.shape[0], part.shape[2], part.dtype, part.device)
+                self.groups.setdefault(kind, []).append(number)
+
+    @classmethod
+    def of(cls, storages: Sequence[_RowStorage]) -> _Layout | None:
+        """That of the first row which holds anything."""
+        return next((cls(storage.parts) for storage in storages if storage.parts), None)
+
+    def empty(self, room: int) -> list[Tensor]:
+        """`[n, Hkv, C, D]` a group."""
+        return [
+            torch.empty(len(numbers), heads, room, size, dtype=dtype, device=device)
+            for (heads, size, dtype, device), numbers in self.groups.items()
+        ]
+
+
+class _RowStorage:
+    """Keys and values of one row: `[n, Hkv, C, D]` for all parts of a shape, or, before all layers are known, a tensor
+    for each. capacity: where what is made in advance ends, if that suffices."""
+
+    def __init__(self, capacity: int) -> None:
+        self.room = 0
+        self.parts: list[Tensor | None] = []  # a part: [Hkv, C, D]
+        self._capacity = capacity
+        self._stacks: list[Tensor] = []
+        self._from = self._to = 0  # slots of the block in flight
+        self._block: list[Tensor] = []  # a part: the block's slots [Hkv, T, D]
+        self._seen: list[Tensor] = []  # a part: all slots that the block sees [1, Hkv, S, D]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts if part is not None)
+
+    def open(self, layout: _Layout | None, start: int, block: int) -> None:
+        """Make ready for a block of so many tokens at slot `start`, behind slots that stay."""
+        self._from, self._to = start, start + block
+        short = self._to > self.room
+        if short:
+            ample = self._to + max(LEAST_SPARE, self._to // SPARE)
+            self.room = min(ample, self._capacity) if self._to <= self._capacity else ample
+        if layout is None:
+            return
+        if short or not self._stacks:
+            self._settle(layout, start)
+        self._block, self._seen = ([torch.empty(0)] * layout.count for _ in range(2))
+        for stack, numbers in zip(self._stacks, layout.groups.values(), strict=True):
+            views = stack.narrow(2, start, block).unbind(), stack.narrow(2, 0, self._to)[:, None].unbind()
+            for number, own, seen in zip(numbers, *views, strict=True):
+                self._block[number], self._seen[number] = own, seen
+
+    def write(self, part: int, block: Tensor) -> Tensor:
+        """Write `[Hkv, T, D]`; returns all slots that it sees `[1, Hkv, S, D]`."""
+        if not self._stacks:
+            return self._write_first(part, block)
+        self._block[part].copy_(block)
+        return self._seen[part]
+
+    def _write_first(self, part: int, block: Tensor) -> Tensor:
+        self.parts += [None] * (part + 1 - len(self.parts))
+        storage = self.parts[part] = block.new_empty(block.shape[0], self.room, block.shape[2])
+        storage[:, self._from : self._to] = block
+        return storage[None, :, : self._to]
+
+    def _settle(self, layout: _Layout, slots: int) -> None:
+        """Move into tensors of the present room, with the first `slots`."""
+        before, self.parts, self._stacks = self.parts, [None] * layout.count, layout.empty(self.room)
+        for stack, numbers in zip(self._stacks, layout.groups.values(), strict=True):
+            for number, part in zip(numbers, stack.unbind(), strict=True):
+                self.parts[number] = part
+                old = before[number] if before else None
+                if old is not None and slots:
+                    part[:, :slots] = old[:, :slots]
+
+    def move(self, start: int, path: Sequence[int]) -> None:
+        """Let the block's tokens `path` lie one after another from slot `start` on."""
+        source: Tensor | None = None
+        for states, dim in self._movable():
+            source = to_device(path, states.device) + start if source is None else source
+            states.narrow(dim, start, len(path)).copy_(states.index_select(dim, source))
+
+    def _movable(self) -> list[tuple[Tensor, int]]:
+        """What holds slots, and in which dimension."""
+        if self._stacks:
+            return [(stack, 2) for stack in self._stacks]
+        return [(part, 1) for part in self.parts if part is not None]

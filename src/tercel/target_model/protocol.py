@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.sources import Source
 from tercel.target_model.work import TargetWork
@@ -30,6 +31,9 @@ class RowCache(Protocol):
     """What the target remembers of every request, a row each; lengths: committed tokens of each row."""
 
     lengths: list[int]
+
+    @property
+    def memory(self) -> CacheMemory: ...
 
     def add_rows(self, count: int, capacity: int = 0) -> None:
         """Append empty rows for sequences of up to `capacity` tokens; no other row is copied for it, but where room

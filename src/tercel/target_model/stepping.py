@@ -15,6 +15,7 @@ from transformers import DynamicCache, PretrainedConfig
 
 from tercel.errors import TercelError
 from tercel.target_model.backend_names import TORCH
+from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput, joined
 from tercel.target_model.protocol import RowCache
 from tercel.target_model.stock import StockDecoder
@@ -31,6 +32,12 @@ class StepCache:
         self._rows: Sequence[int] = ()  # of the last block
         self._block = 0
         self.add_rows(rows)
+
+    @property
+    def memory(self) -> CacheMemory:
+        states = [state for cache in self.caches for layer in cache.layers for state in vars(layer).values()]
+        held = sum(state.nbytes for state in states if isinstance(state, Tensor))
+        return CacheMemory(held, held)
 
     def begin(self, block: int, rows: Sequence[int]) -> None:
         """Announce a block of `block` tokens for each of `rows`."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tercel.errors import TercelError
+from tercel.target_model.memory import CacheMemory
 from tercel.target_model.openvino.graph import Layout
 from tercel.target_model.openvino.places import STEP, slots_before, slots_of
 
@@ -30,6 +31,11 @@ class SlotCache:
         self._storage = [self._empty(group, self._room, STEP) for group in layout.groups.items()]
         self._rows: Sequence[int] = ()  # of the last block
         self._block: Sequence[Tensor] = ()  # [n, B, H, T, D] a group
+
+    @property
+    def memory(self) -> CacheMemory:
+        held = sum(storage.nbytes for storage in self._storage)
+        return CacheMemory(held, held * sum(self.lengths) // (self._room * self._slots))
 
     def past(self, rows: Sequence[int]) -> list[Tensor]:
         """What the graph is to see of these rows: `[B, H, S, D]` for the keys and values of every layer.
