@@ -14,7 +14,8 @@ from torch import Tensor
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
-from tercel.decode.head_state import HeadState, TorchHeadState
+from tercel.decode.head_state import HeadState, HeadWindow, TorchHeadState
+from tercel.decode.loop import DecodingLoop
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.draft import DraftModel
@@ -131,3 +132,61 @@ def test_prompts_are_written_in_chunks_of_like_lengths(monkeypatch: pytest.Monke
         alone.cache.add_rows(1)
         whole = extend(alone, [features[row]], [tokens[row][1:]])
         torch.testing.assert_close(outputs[row], whole[0], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_window_keeps_the_first_and_the_newest_entries_at_their_positions() -> None:
+    """Against whole passes in which every entry but those is left out; what is held stays as large as it is."""
+    target = tiny_target("llama", max_position_embeddings=4096)
+    draft = random_draft(target, max_position_embeddings=4096)
+    window, texts, held = HeadWindow(3, 10), ([5, 9, 40, 7] * 40, [8, 50, 6] * 9, [30, 31]), []
+    state = TorchHeadState(draft.head, target, window)
+    state.cache.add_rows(3)
+    features = [
+        list(target.encode(torch.tensor([text]), capture=draft.head.config.feature_layers).features[0].split(32, -1))
+        for text in texts
+    ]
+    done = [0, 0, 0]
+    for step in (9, 1, 4, 7, 2, 1, 9, 9, 9, 9, 9, 9):
+        ends = [min(n + step, len(text) - 1) for n, text in zip(done, texts, strict=True)]
+        rows = [row for row in range(3) if ends[row] > done[row]]
+        output = state.extend(
+            [[layer[done[row] : ends[row]] for layer in features[row]] for row in rows],
+            [texts[row][done[row] + 1 : ends[row] + 1] for row in rows],
+            rows,
+        )
+        done = ends
+        held.append(list(state.cache.lengths))
+        assert [n + gone for n, gone in zip(state.cache.lengths, state.cache.forgotten, strict=True)] == done
+    assert max(max(lengths) for lengths in held) <= 3 + 2 * 10
+    assert state.cache.forgotten[0] > 0 < state.cache.forgotten[1]
+    # once more, without a window: entries that were forgotten before the last block are hidden from it
+    whole = TorchHeadState(draft.head, target)
+    whole.cache.add_rows(1)
+    kept = [*range(3), *range(done[0] - (held[-2][0] + step - 3), done[0])]
+    whole.extend([[layer[: done[0] - 1] for layer in features[0]]], [texts[0][1 : done[0]]])
+    gone = [place for place in range(done[0] - 1) if place not in kept]
+    for start in reversed(gone):
+        whole.cache.forget(0, start, 1)
+    last = whole.extend([[layer[done[0] - 1 : done[0]] for layer in features[0]]], [texts[0][done[0] : done[0] + 1]])
+    torch.testing.assert_close(output[rows.index(0)], last[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", [TORCH, OPENVINO])
+def test_texts_are_the_same_with_a_window_and_what_the_head_holds_stays_bounded(backend: str) -> None:
+    target = tiny_target("llama", max_position_embeddings=4096)
+    if backend == OPENVINO:
+        pytest.importorskip("openvino", reason="openvino is not installed: pip install 'tercel[openvino]'")
+    target = with_backend(target, backend, keep=False)
+    assert target.backend == backend
+    draft = random_draft(target, max_position_embeddings=4096)
+    proposers = [Eagle3(draft, target, TreeShape(3, 3, 8), window) for window in (None, HeadWindow(2, 12))]
+    asked = [Request(tuple(range(5, 5 + n)), SamplingParams(max_new_tokens=60, ignore_eos=True)) for n in (90, 6, 40)]
+    truth, windowed = ([r.tokens for r in Engine(target, p, slots=2).generate(asked)] for p in proposers)
+    assert truth == windowed
+    loop, most = DecodingLoop(target, proposers[1]), 0
+    loop.submit(Request(tuple(range(5, 105)) * 20, SamplingParams(max_new_tokens=60, ignore_eos=True)))
+    while loop.pending:
+        loop.step()
+        most = max([most, *proposers[1].state.cache.lengths])
+    assert most <= 2 + 2 * 12

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tercel.decode.head_state import HeadState
+from tercel.decode.head_state import HeadState, HeadWindow
 from tercel.draft import StepHead
 from tercel.draft.graph import HeadGraphs
 from tercel.target_model.openvino.cache import SlotCache
@@ -23,15 +23,18 @@ from tercel.target_model.protocol import TargetModel
 class GraphHeadState(HeadState):
     """Drafted entries are kept beside the cache, until the first level of the next draft."""
 
-    def __init__(self, head: StepHead, target: TargetModel, graphs: HeadGraphs) -> None:
-        super().__init__(head, target)
+    def __init__(
+        self, head: StepHead, target: TargetModel, graphs: HeadGraphs, window: HeadWindow | None = None
+    ) -> None:
+        super().__init__(head, target, window)
         self._graphs = graphs
         self.cache: SlotCache = SlotCache(graphs.layout, graphs.dtype, 0)
         self._drafted = torch.empty(0)  # keys and values [2, B, kv, U, D]
 
-    def _lengths(self, rows: Sequence[int] | None) -> Tensor:
-        lengths = self.cache.lengths
-        return torch.tensor(lengths if rows is None else [lengths[row] for row in rows])
+    def _positions(self, rows: Sequence[int] | None) -> Tensor:
+        cache = self.cache
+        which = range(len(cache.lengths)) if rows is None else rows
+        return torch.tensor([cache.lengths[row] + cache.forgotten[row] for row in which])
 
     def _fuse(self, features: Tensor) -> Tensor:
         return self._graphs.fuse(features)
@@ -55,10 +58,10 @@ class GraphHeadState(HeadState):
         if before:
             drafted = self._drafted[..., :before, :]
         which = range(len(self.cache.lengths)) if rows is None else rows
-        past = self.cache.past(which)
+        past, lengths = self.cache.past(which), torch.tensor([self.cache.lengths[row] for row in which])
         places = positions_of(past[0].shape[2])
         entries, output = self._graphs.step(
-            embedding, hidden, positions, asked, self._lengths(rows), ancestors, places, past, drafted
+            embedding, hidden, positions, asked, lengths, ancestors, places, past, drafted
         )
         self._drafted = torch.cat([drafted, entries], 3)
         self.cache.hold(which, [entries])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tercel.decode.clock import PhaseClock
-from tercel.decode.head_state import HeadState, TorchHeadState
+from tercel.decode.head_state import HeadState, HeadWindow, TorchHeadState
 from tercel.decode.proposer import Proposer, Row
 from tercel.decode.tree_policy import TreePolicy
 from tercel.decode.types import Committed
@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 class HeadProposer(Proposer):
     """Keeps the head's entries those of the committed tokens; how drafts are made of it, `propose`, is a subclass's."""
 
-    def __init__(self, draft: DraftModel, target: TargetModel, shape: TreeShape | None = None) -> None:
+    def __init__(
+        self,
+        draft: DraftModel,
+        target: TargetModel,
+        shape: TreeShape | None = None,
+        window: HeadWindow | None = None,
+    ) -> None:
         self.draft, self.target = draft, target
         self.head: StepHead = draft.head_as(StepHead)  # type: ignore[type-abstract]
         self.shape = shape or PAPER
@@ -40,6 +46,7 @@ class HeadProposer(Proposer):
         self.positions = draft.head.config.max_position_embeddings
         self.limited = False  # whether drafting ever stopped for want of positions
         self.ids = draft.vocabulary.ids.to(target.device)
+        self.window = window
         self._graphs = head_graphs(self.head, target)
         self.state = self.new_state()
         self.clock = PhaseClock(target.device)  # until a loop brings its own
@@ -63,10 +70,10 @@ class HeadProposer(Proposer):
     def new_state(self) -> HeadState:
         """An empty one, computed by what computes the target."""
         if self._graphs is None:
-            return TorchHeadState(self.head, self.target)
+            return TorchHeadState(self.head, self.target, self.window)
         from tercel.decode.graph_head_state import GraphHeadState
 
-        return GraphHeadState(self.head, self.target, self._graphs)
+        return GraphHeadState(self.head, self.target, self._graphs, self.window)
 
     @torch.no_grad()
     def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:

@@ -1,8 +1,9 @@
 """The side of a head that drafts step by step: its cache and its last output, for every row (spec section 8).
 
 The cache holds one entry for every committed token but the first: slot `t` is row `t` (feature `f_t`, token `x[t+1]`)
-at head position `t`. Entries of committed tokens always come from the target's true features; those of drafted nodes
-lie after them while a tree grows and are overwritten afterwards.
+at head position `t`, or a later row and position where entries before it were forgotten (`HeadWindow`). Entries of
+committed tokens always come from the target's true features; those of drafted nodes lie after them while a tree grows
+and are overwritten afterwards.
 
 Shape legend: B rows, K top-k, H head's hidden size, W draft vocabulary, S slots, q/kv heads, D head size.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,16 +29,39 @@ from tercel.target_model.protocol import RowCache, TargetModel
 from tercel.target_model.transfer import to_device
 
 
+@dataclass(frozen=True)
+class HeadWindow:
+    """What a head attends to behind a long context: the `first` entries and the newest, `last` at least and up to twice
+    as many; those in between are forgotten, so that neither a draft's cost nor its memory grows further."""
+
+    first: int = 4
+    last: int = 256
+
+    def excess(self, length: int) -> int:
+        """How many entries after the first ones to forget of so many."""
+        return length - self.first - self.last if length > self.first + 2 * self.last else 0
+
+
+class EntryCache(RowCache, Protocol):
+    """forgotten: committed entries of each row that it holds no more; positions go on."""
+
+    forgotten: list[int]
+
+    def forget(self, row: int, first: int, count: int) -> None:
+        """Let go of `count` committed entries of a row, behind the first ones; those after them move up."""
+        ...
+
+
 class HeadState(ABC):
     """The head's side of every row: its cache and its last output. What computes them is a subclass's matter.
 
-    output `[B, H]`: of each row's newest entry, which predicts the root's children.
+    output `[B, H]`: of each row's newest entry, which predicts the root's children. window: None for all entries.
     """
 
-    cache: RowCache
+    cache: EntryCache
 
-    def __init__(self, head: StepHead, target: TargetModel) -> None:
-        self.head, self.target = head, target
+    def __init__(self, head: StepHead, target: TargetModel, window: HeadWindow | None = None) -> None:
+        self.head, self.target, self.window = head, target, window
         self.positions = head.config.max_position_embeddings
         self.output = torch.empty(0)
 
@@ -55,11 +81,15 @@ class HeadState(ABC):
         last, tokens = packed[:, :1] - 1, packed[:, 1:]
         padded = [F.pad(torch.cat(list(own), dim=-1), (0, 0, 0, length - len(own[0]))) for own in features]
         block = torch.arange(length, device=device)
-        written = self._lengths(rows)[:, None] + block  # [B, T], the entries' rows
+        written = self._positions(rows)[:, None] + block  # [B, T], the entries' rows
         positions = self._known(head_position(token_in(written, 0)))
         hidden = self._fuse(torch.stack(padded))
         output = self._write(self.embed(tokens), hidden, positions, (block <= last)[:, None], last, rows)
         self.cache.keep([range(len(row)) for row in entries])
+        if self.window is not None:
+            for place in range(len(self.cache.lengths)) if rows is None else rows:
+                if excess := self.window.excess(self.cache.lengths[place]):
+                    self.cache.forget(place, self.window.first, excess)
         return output[:, 0]
 
     def fill(
@@ -85,7 +115,7 @@ class HeadState(ABC):
         `[B, K, D]`: which of all nodes drafted so far each sees, this level's the last. Returns their outputs
         `[B, K, H]`."""
         rows, width = tokens.shape
-        newest = self._lengths(None) - 1  # the row that drafts, whose step `depth` this is
+        newest = self._positions(None) - 1  # the row that drafts, whose step `depth` this is
         positions = self._known(rope_position(newest, depth))[:, None].expand(-1, width)
         every = torch.arange(width, device=tokens.device).expand(rows, -1)
         return self._write(self.embed(tokens), hidden, positions, ancestors, every, None)
@@ -99,8 +129,8 @@ class HeadState(ABC):
         return positions.clamp(max=self.positions - 1)
 
     @abstractmethod
-    def _lengths(self, rows: Sequence[int] | None) -> Tensor:
-        """Committed entries of each of `rows`, or of all, long `[B]`."""
+    def _positions(self, rows: Sequence[int] | None) -> Tensor:
+        """Of the next entry of each of `rows`, or of all, long `[B]`: how many were committed, forgotten ones too."""
 
     @abstractmethod
     def _fuse(self, features: Tensor) -> Tensor:
@@ -130,12 +160,12 @@ class HeadState(ABC):
 class TorchHeadState(HeadState):
     """Computed by the head's own modules."""
 
-    def __init__(self, head: StepHead, target: TargetModel) -> None:
-        super().__init__(head, target)
+    def __init__(self, head: StepHead, target: TargetModel, window: HeadWindow | None = None) -> None:
+        super().__init__(head, target, window)
         self.cache: TargetCache = TargetCache(0, 0)
 
-    def _lengths(self, rows: Sequence[int] | None) -> Tensor:
-        return self.cache.starts(self.target.device, rows)
+    def _positions(self, rows: Sequence[int] | None) -> Tensor:
+        return self.cache.positions(self.target.device, rows)
 
     def _fuse(self, features: Tensor) -> Tensor:
         return self.head.fuse(features)

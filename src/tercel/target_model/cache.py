@@ -38,6 +38,7 @@ class TargetCache(Cache):
         super().__init__(layers=[])
         self.lengths: list[int] = []
         self.turned_for: list[int] = []  # how long a sequence the keys are rotated for (see `rope.py`)
+        self.forgotten: list[int] = []  # committed tokens of a row that it holds no more: its positions go on
         self._storages: list[_RowStorage] = []
         self._layout: _Layout | None = None  # known when the first block has gone through all layers
         self._block = 0  # length of the block in flight
@@ -83,6 +84,12 @@ class TargetCache(Cache):
             self._starts = list(lengths), to_device(lengths, device)
         return self._starts[1]
 
+    def positions(self, device: torch.device, rows: Sequence[int] | None = None) -> Tensor:
+        """Of the next token of each row (or of some), long [B]."""
+        starts = self.starts(device, rows)
+        forgotten = self.forgotten if rows is None else [self.forgotten[row] for row in rows]
+        return starts + to_device(forgotten, device) if any(forgotten) else starts
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
@@ -120,7 +127,14 @@ class TargetCache(Cache):
         suffices."""
         self.lengths += [0] * count
         self.turned_for += [0] * count
+        self.forgotten += [0] * count
         self._storages += [_RowStorage(capacity) for _ in range(count)]
+
+    def forget(self, row: int, first: int, count: int) -> None:
+        """Let go of `count` committed tokens of a row from slot `first` on; those after them move up."""
+        self._storages[row].drop(first, count, self.lengths[row])
+        self.lengths[row] -= count
+        self.forgotten[row] += count
 
     def restart(self, row: int, turned_for: int) -> None:
         """Empty a row, to be filled again as a part of a sequence of `turned_for` tokens."""
@@ -130,6 +144,7 @@ class TargetCache(Cache):
         """Keep only `rows`, in that order (finished requests leave the batch)."""
         self.lengths = [self.lengths[row] for row in rows]
         self.turned_for = [self.turned_for[row] for row in rows]
+        self.forgotten = [self.forgotten[row] for row in rows]
         self._storages = [self._storages[row] for row in rows]
         self._rows, self._running, self._in_flight = (), [], {}
 
@@ -224,6 +239,13 @@ class _RowStorage:
         for states, dim in self._movable():
             source = to_device(path, states.device) + start if source is None else source
             states.narrow(dim, start, len(path)).copy_(states.index_select(dim, source))
+
+    def drop(self, first: int, count: int, length: int) -> None:
+        """Take `count` slots from `first` on out of the `length` in use."""
+        for states, dim in self._movable():
+            states.narrow(dim, first, length - first - count).copy_(
+                states.narrow(dim, first + count, length - first - count).clone()
+            )
 
     def _movable(self) -> list[tuple[Tensor, int]]:
         """What holds slots, and in which dimension."""

@@ -26,6 +26,7 @@ class SlotCache:
     def __init__(self, layout: Layout, dtype: torch.dtype, rows: int) -> None:
         self._layout, self._dtype = layout, dtype
         self.lengths: list[int] = [0] * rows
+        self.forgotten: list[int] = [0] * rows  # committed tokens of a row that it holds no more
         self._room, self._slots = max(1, rows), STEP
         # [n, R, H, S, D] a group
         self._storage = [self._empty(group, self._room, STEP) for group in layout.groups.items()]
@@ -83,6 +84,7 @@ class SlotCache:
         if rows > self._room:
             self._resize(max(rows, self._room * 3 // 2), self._slots)
         self.lengths += [0] * count
+        self.forgotten += [0] * count
 
     def select_rows(self, rows: Sequence[int]) -> None:
         stay = next((place for place, row in enumerate(rows) if place != row), len(rows))
@@ -91,6 +93,20 @@ class SlotCache:
                 storage[:, stay : len(rows)] = storage[:, list(rows[stay:])]
             storage[:, len(rows) : len(self.lengths)].zero_()  # what failed may have left NaN for whoever comes next
         self.lengths = [self.lengths[row] for row in rows]
+        self.forgotten = [self.forgotten[row] for row in rows]
+        self._shrink()
+
+    def forget(self, row: int, first: int, count: int) -> None:
+        """Let go of `count` committed tokens of a row, behind the first ones; those after them move up."""
+        end = self.lengths[row] - count
+        source, there = slots_of(first + count, self.lengths[row]), slots_of(first, end)
+        for storage in self._storage:
+            storage[:, row, :, there] = storage[:, row, :, source].clone()
+        self.lengths[row] = end
+        self.forgotten[row] += count
+        self._shrink()
+
+    def _shrink(self) -> None:
         needed = max((slots_before(length) for length in self.lengths), default=0)
         if needed < self._slots:
             self._resize(self._room, max(STEP, needed))
