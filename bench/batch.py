@@ -32,6 +32,8 @@ from tercel.files import write_json
 from tercel.measure.intervals import Interval, ratio_of_totals, speedup
 from tercel.measure.machine import describe, versions
 from tercel.measure.tasks import first_prompts, parse_tasks
+from tercel.target_model.backend_names import AUTO, BACKENDS
+from tercel.target_model.backends import with_backend
 from tercel.target_model.protocol import TargetModel
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 56, 64)
@@ -166,7 +168,8 @@ def main() -> int:
     asked = _arguments()
     plan = QUICK if asked.quick else FULL
     plan = plan if asked.max_new_tokens is None else replace(plan, new=asked.max_new_tokens)
-    target = Target.load(asked.target, dtype=torch.float32 if asked.check else torch.bfloat16)
+    dtype = torch.float32 if asked.check else torch.bfloat16
+    target = with_backend(Target.load(asked.target, dtype=dtype), asked.backend, say=print)
     head = load_draft(asked.head, target)
 
     def make(method: str) -> Proposer:
@@ -179,6 +182,7 @@ def main() -> int:
         "target": asked.target,
         "tree": str(asked.tree or TreeShape.for_device(target.device)),
         "tasks": spec,
+        "backend": target.backend,
         "dtype": str(target.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "machine": describe(target.device),
@@ -211,6 +215,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--longest-prompt", type=int, default=1024, help="longer prompts are left out")
     parser.add_argument("--tree", type=_shape, help="KxDxN, such as 10x8x60; by default as `tercel bench`")
     parser.add_argument("--max-new-tokens", type=int)
+    parser.add_argument("--backend", choices=BACKENDS, default=AUTO, help="what computes the target")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter windows, under ten minutes in all")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", type=Path)

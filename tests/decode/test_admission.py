@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
@@ -15,7 +18,7 @@ from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
-from tercel.target_model.prefill import prefill
+from tercel.target_model.prefill import CHUNK, prefill
 from tests.decode.drafts import Oracle, random_draft, tiny_target
 from tests.target_model.test_rope import longrope
 
@@ -118,3 +121,33 @@ def test_rows_of_unlike_lengths_waste_at_most_a_tenth_of_target_and_head_togethe
     assert len(wasted) > 10
     assert max(wasted) <= 0.1
     assert not loop.memory.held  # rows that left hold nothing
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most that tensors made within `work` took at a time, by what torch's allocator tells."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        work()
+    held, most = 0, 0
+    events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def test_a_longer_prompt_takes_what_it_leaves_behind_and_no_more():
+    """Beyond caches, the features that the head is going to read (held in parts, then joined) and the mask of a chunk,
+    which has a column a slot, running a prompt takes no more for its length."""
+    target = tiny_target("llama", max_position_embeddings=8192)
+    draft = random_draft(target, max_position_embeddings=8192)
+    features = 2 * (1 + len(draft.head.config.feature_layers)) * target.hidden_size * 4
+    mask = CHUNK * (1 + 4 + 2 * 4)  # bytes a slot: what is seen, what is added for it, and that for each head of a group
+    beyond = []
+    for length in (1024, 4096):
+        loop = DecodingLoop(target, Eagle3(draft, target, TreeShape(3, 3, 8)))
+        loop.submit(Request(tuple(5 + (i * 7) % 90 for i in range(length)), SamplingParams(max_new_tokens=9)))
+        most = peak_bytes(loop.step)
+        assert loop.pending
+        assert most > loop.memory.held + length * features / 2  # it is seen
+        beyond.append(most - loop.memory.held - length * (features + mask))
+    assert beyond[1] <= beyond[0]
