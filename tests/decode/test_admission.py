@@ -141,7 +141,7 @@ def test_a_longer_prompt_takes_what_it_leaves_behind_and_no_more():
     target = tiny_target("llama", max_position_embeddings=8192)
     draft = random_draft(target, max_position_embeddings=8192)
     features = 2 * (1 + len(draft.head.config.feature_layers)) * target.hidden_size * 4
-    mask = CHUNK * (1 + 4 + 2 * 4)  # bytes a slot: what is seen, what is added for it, and that for each head of a group
+    mask = CHUNK * (1 + 4 + 2 * 4)  # bytes a slot: what is seen, what that adds, and again for each head
     beyond = []
     for length in (1024, 4096):
         loop = DecodingLoop(target, Eagle3(draft, target, TreeShape(3, 3, 8)))
