@@ -4,6 +4,8 @@ Stock `transformers` repeats keys and values for each query head of a group befo
 not for single tokens). After a long context that copy, in every layer, is what verifying a block costs over decoding
 one token. Laying the query heads of a group side by side as rows gives the same sums and copies nothing but the mask.
 
+Where a token is to have the same bits in every block, `slot_free.py` computes it.
+
 Rows of a batch whose contexts differ in length attend one after another, each over its own (`RowStates`): there is no
 padding to read.
 """
@@ -20,17 +22,20 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from tercel.target_model.row_states import RowStates
+from tercel.target_model.slot_free import slot_free_attention, split_of
 
 NAME = "tercel_grouped_sdpa"
 
 
-def use_grouped_attention(model: PreTrainedModel) -> None:
-    """Let a model that attends with `sdpa` use `grouped_sdpa` instead; others are left as they are."""
+def use_grouped_attention(model: PreTrainedModel) -> bool:
+    """Let a model that attends with `sdpa` use `grouped_sdpa` instead; others are left as they are, as are those whose
+    attention cannot be chosen. Returns whether it does so."""
     if model.config._attn_implementation != "sdpa":
-        return
+        return False
     AttentionInterface.register(NAME, grouped_sdpa)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
+    return bool(model.config.get_text_config()._attn_implementation == NAME)
 
 
 def grouped_sdpa(
@@ -51,6 +56,10 @@ def grouped_sdpa(
     heads, kv = query.shape[1], key.shape[1]
     odd = attention_mask is None or attention_mask.shape[1] != 1 or key.is_cuda
     odd = odd or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None
+    split = None if odd or attention_mask is None else split_of(attention_mask)
+    if split is not None and key.shape[-1] == value.shape[-1]:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return slot_free_attention(query, key, value, split, scale), None
     if odd or (not isinstance(key, RowStates) and (query.shape[2] == 1 or heads == kv)):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     assert attention_mask is not None

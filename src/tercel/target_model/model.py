@@ -49,6 +49,9 @@ class Target:
 
     samples: of the weights as stored, if the model was loaded from files; else they are taken from memory.
     template_arguments: given to the tokenizer's chat template in all that this target renders.
+    same_bits: whether drafted text is computed as token-by-token text is, to the bit, where that is known how
+    (`docs/exactness.md`); without it near ties may fall the other way. Left out, it is in types of 16 bits; in float32
+    it makes single tokens slow.
     Raises `TercelError` for a model whose outputs cannot be followed, or that cannot be decoded even token by token.
     """
 
@@ -59,8 +62,10 @@ class Target:
         source: Source,
         samples: Samples | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        same_bits: bool | None = None,
     ) -> None:
-        use_grouped_attention(model)
+        known = use_grouped_attention(model)
+        same_bits = known and (model.dtype.itemsize == 2 if same_bits is None else same_bits)
         self.model = model
         self._samples = samples
         self.template_arguments = dict(template_arguments or {})
@@ -75,10 +80,10 @@ class Target:
         check_widths(model, self.hidden_size)
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.stock = StockDecoder(model, source.name)
-        self.output_layer = OutputLayer.of(model)
+        self.output_layer = OutputLayer.of(model, same_bits)
         self._logits: Callable[[Tensor], Tensor] = self.output_layer
         self.embedding_scale = embedding_scale(model, self.stock.layers[0])
-        self._blocks: Blocks = MaskedBlocks(self.stock)
+        self._blocks: Blocks = MaskedBlocks(self.stock, same_bits)
         self.tree_support: TreeSupport = probe_tree_support(self)
         if not self.tree_support.chain:
             self._blocks = TokenSteps(self.stock)
@@ -94,12 +99,14 @@ class Target:
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
+        same_bits: bool | None = None,
     ) -> Target:
         """Load `name`: a Hub id, a local folder, a GGUF file or a built-in alias.
 
         attn_implementation: None for `sdpa`, and `eager` where transformers says that the model's attention needs
         more than that (sinks, capped scores).
         template_arguments: what its chat template is given beside the messages, such as `{"enable_thinking": False}`.
+        same_bits: as in the constructor.
         Raises `TercelError` if it cannot be found or loaded, is not a causal language model, or has no template that
         reads such arguments.
         """
@@ -113,7 +120,7 @@ class Target:
         )
         tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
         with reading(source, "model"):  # its first forwards show what loading does not
-            return cls(model, tokenizer, source, stored_samples(source), template_arguments)
+            return cls(model, tokenizer, source, stored_samples(source), template_arguments, same_bits)
 
     def computed_by(self, blocks: Blocks, logits: Callable[[Tensor], Tensor]) -> Target:
         """The same target with blocks and logits computed otherwise; everything else is shared, and `encode` is as it

@@ -33,6 +33,10 @@ class TargetOutput:
         part = slice(row, row + 1), slice(length)
         return TargetOutput(self.hidden[part], tuple(layer[part] for layer in self.layers))
 
+    def first(self, length: int) -> TargetOutput:
+        """The first `length` tokens of every row."""
+        return TargetOutput(self.hidden[:, :length], tuple(layer[:, :length] for layer in self.layers))
+
     def part(self, start: int) -> TargetOutput:
         """From token `start` on."""
         return TargetOutput(self.hidden[:, start:], tuple(layer[:, start:] for layer in self.layers))

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tercel.errors import TercelError
+from tercel.target_model.padding import missing
 from tercel.target_model.stock import layer_inputs
 from tercel.target_model.structure import decoder_of
 
@@ -23,14 +25,25 @@ PROBE_TOKENS = 6
 
 @dataclass(frozen=True)
 class OutputLayer:
-    """`soft_cap(linear(hidden) * scale)`; `scale` 1 and `soft_cap` None for most models."""
+    """`soft_cap(linear(hidden) * scale)`; `scale` 1 and `soft_cap` None for most models.
+
+    same_bits: whether a CPU computes the same logits for a token, to the bit, however many tokens come with it.
+    """
 
     linear: nn.Module
     scale: float
     soft_cap: float | None
+    same_bits: bool = False
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits = self.linear(hidden)
+        rows = hidden.shape[:-1].numel()
+        extra = missing(1, rows, hidden.dtype) if self.same_bits and hidden.device.type == "cpu" else 0
+        if extra:
+            return self._capped(F.pad(hidden.reshape(rows, -1), (0, 0, 0, extra)))[:rows].view(*hidden.shape[:-1], -1)
+        return self._capped(hidden)
+
+    def _capped(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.linear(hidden)
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.soft_cap is not None:
@@ -44,7 +57,7 @@ class OutputLayer:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model: PreTrainedModel) -> OutputLayer:
+    def of(cls, model: PreTrainedModel, same_bits: bool = False) -> OutputLayer:
         """Find the form that reproduces `model`'s logits; raises `TercelError` if none known does."""
         linear = model.get_output_embeddings()
         tokens = probe_tokens(model)
@@ -58,7 +71,7 @@ class OutputLayer:
             scales.append(1.0 / float(config.logits_scaling))
         caps = {None, getattr(config, "final_logit_softcapping", None)}
         # the nearest, not the first near enough: a cap hardly changes the small logits of a few tokens
-        forms = [cls(linear, scale, cap) for scale in scales for cap in caps]
+        forms = [cls(linear, scale, cap, same_bits) for scale in scales for cap in caps]
         nearest = min(forms, key=lambda form: float((form(hidden).float() - truth).abs().max()))
         if torch.allclose(nearest(hidden).float(), truth, rtol=1e-2, atol=1e-2 * float(truth.std())):
             return nearest

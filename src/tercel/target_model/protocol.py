@@ -194,9 +194,10 @@ class TargetModel(Protocol):
         """Run a block after what `cache` holds; nothing of it is committed until `cache.keep`.
 
         tokens, positions: `[B, T]`. block_mask: bool `[B, T, T]`, which block tokens each one sees (a tree's ancestor
-        mask), causal if left out. capture: the layers whose input is wanted (`0 .. L-1`); `L` is the input of the
-        output layer, after the final norm. rows: whose block it is; all rows of the cache if left out. No block may go
-        deeper than `block_depth` allows; what one that does gives is not said.
+        mask); left out, the block is text that nobody drafted, a prompt's, and causal. capture: the layers whose input
+        is wanted (`0 .. L-1`); `L` is the input of the output layer, after the final norm. rows: whose block it is; all
+        rows of the cache if left out. No block may go deeper than `block_depth` allows; what one that does gives is not
+        said.
         Raises `TercelError` for a layer out of range.
         """
         ...

@@ -222,7 +222,7 @@ class OutputGraph(nn.Module):
     def __init__(self, layer: OutputLayer, dtype: torch.dtype) -> None:
         super().__init__()
         self.linear = copy.deepcopy(layer.linear).float()
-        self.layer, self.dtype = replace(layer, linear=self.linear), dtype
+        self.layer, self.dtype = replace(layer, linear=self.linear, same_bits=False), dtype
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.layer(hidden.float()).to(self.dtype)
