@@ -70,6 +70,7 @@ def test_numbers_of_a_benchmark_by_hand() -> None:
     assert value["time_split_ms"]["eagle3"] == {"target": pytest.approx(200.0), "draft": pytest.approx(100.0)}
     assert value["questions"]["talk"][0]["methods"]["eagle3"]["tokens"] == [5, 5]
     assert value["n_alpha"] == []
+    assert (value["backend"], value["same_bits"]) == ("torch", False)
 
 
 def test_warm_up_is_excluded_and_the_order_rotates() -> None:
@@ -141,6 +142,7 @@ def test_real_methods_give_the_same_tokens() -> None:
     tasks = [load_task("demo:2", []), TALK]
     short = [Task(task.name, tuple(Question(q.id, (q.turns[0][:40],)) for q in task.questions)) for task in tasks]
     report = run_bench(target, methods, short, BenchSettings(PARAMS))
+    assert report.same_bits
     for task in report.tasks:
         assert {name: s.identical.value for name, s in task.methods.items() if s.identical} == dict.fromkeys(
             methods, 1.0

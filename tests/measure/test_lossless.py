@@ -249,6 +249,7 @@ def test_report_as_json() -> None:
     assert value["ok"] is report.ok is True
     assert value["greedy"] == {
         "sequences": 2,
+        "identical": 2,
         "tokens": 48,
         "accepted": greedy.accepted,
         "divergences": [],

@@ -136,7 +136,8 @@ def _rows(report: VerifyReport) -> Iterator[tuple[tuple[str, ...], tuple[Diverge
 def _same_text(name: str, check: GreedyCheck | SameSeedCheck, accepted: str) -> tuple[str, ...]:
     wrong = sum(divergence.verdict != "numerical" for divergence in check.divergences)
     found = f"{len(check.divergences)} divergences, {wrong} of them wrong"
-    return name, f"{check.sequences} answers, {check.tokens} tokens", accepted, found, _verdict(check.ok)
+    compared = f"{check.identical} of {check.sequences} answers identical, {check.tokens} tokens"
+    return name, compared, accepted, found, _verdict(check.ok)
 
 
 def _distribution(check: SampledCheck) -> tuple[str, ...]:

@@ -91,6 +91,7 @@ def run_bench(
         head=settings.head,
         dtype=str(target.dtype).removeprefix("torch."),
         device=str(target.device),
+        backend=target.backend,
         template_arguments=target.template_arguments,
         threads=torch.get_num_threads(),
         tasks=results,

@@ -50,9 +50,15 @@ class SameText:
         """No divergence but what rounding explains."""
         return all(divergence.verdict == "numerical" for divergence in self.divergences)
 
+    @property
+    def identical(self) -> int:
+        """How many answers are the same, token by token."""
+        return self.sequences - len(self.divergences)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "sequences": self.sequences,
+            "identical": self.identical,
             "tokens": self.tokens,
             "divergences": [asdict(divergence) for divergence in self.divergences],
             "ok": self.ok,

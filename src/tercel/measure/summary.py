@@ -10,6 +10,7 @@ from tercel.decode.sampling import SamplingParams
 from tercel.draft.acceptance import NAlpha, tokens_of_steps
 from tercel.measure.intervals import Interval, mean_of_ratios, proportion, ratio_of_totals, speedup
 from tercel.measure.methods import Run
+from tercel.target_model.backend_names import TORCH
 
 VANILLA, TRANSFORMERS = "vanilla", "transformers"
 
@@ -100,7 +101,7 @@ class TaskResult:
 @dataclass(frozen=True)
 class BenchReport:
     """Everything a benchmark found. time_split_ms: method → phase → milliseconds a step. template_arguments: what
-    prompts were rendered with beside the messages."""
+    prompts were rendered with beside the messages. backend: what computed the target's blocks."""
 
     target: str
     head: str | None
@@ -115,6 +116,18 @@ class BenchReport:
     timestamp: str
     n_alpha: NAlpha | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    backend: str = TORCH
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether every drafted answer that could be has the very token ids of token-by-token decoding."""
+        return all(
+            row.identical(name)
+            for task in self.tasks
+            for name, summary in task.methods.items()
+            if name != TRANSFORMERS and summary.identical is not None
+            for row in task.rows
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -122,11 +135,13 @@ class BenchReport:
             "head": self.head,
             "dtype": self.dtype,
             "device": self.device,
+            "backend": self.backend,
             "threads": self.threads,
             "template_arguments": dict(self.template_arguments),
             "tasks": {
                 task.name: {name: summary.to_json() for name, summary in task.methods.items()} for task in self.tasks
             },
+            "same_bits": self.same_bits,
             "n_alpha": [] if self.n_alpha is None else list(self.n_alpha.alpha),
             "n_alpha_seen": [] if self.n_alpha is None else list(self.n_alpha.seen),
             "time_split_ms": {method: dict(split) for method, split in self.time_split_ms.items()},
