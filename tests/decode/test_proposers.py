@@ -53,9 +53,10 @@ def test_it_drafts_without_changing_the_text(ngram: Path, temperature: float) ->
     target = tiny_target("llama")
     params = SamplingParams(max_new_tokens=40, temperature=temperature, logit_bias={9: 60.0, 10: 59.5}, seed=1)
     asked = [Request((9, 10, 9, 9, 10, 9), params), Request((5, 6, 7), params)]
-    drafted = Engine(target, make_proposer("ngram:NGRAM", target), slots=2).generate(asked)
     plain = Engine(target, make_proposer("vanilla", target), slots=2).generate(asked)
-    assert [result.tokens for result in drafted] == [result.tokens for result in plain]
+    for shape in (None, TreeShape.chain(4)):  # as large as pays, and all that it proposes
+        drafted = Engine(target, make_proposer("ngram:NGRAM", target, shape=shape), slots=2).generate(asked)
+        assert [result.tokens for result in drafted] == [result.tokens for result in plain]
     assert max(result.tau for result in drafted) > 1.5
 
 

@@ -184,7 +184,8 @@ class LiveCosts:
         """What drafting costs beside the levels below the first, which cost `levels`, together with them."""
         if self.table.head is None:
             return self._drafting
-        return (self.table.head.keep_up * (1 + (rows - 1) / 8) + levels) * math.exp(self._drafting)
+        wider = self.table.level_ms(rows) / max(self.table.level_ms(1), 1e-9)
+        return (self.table.head.keep_up * wider + levels) * math.exp(self._drafting)
 
     def level_ms(self, nodes: int) -> float:
         """A head's next level; of drafts without a head nothing is known before."""
