@@ -24,10 +24,11 @@ from typing import Any
 
 import torch
 
-from tercel import Engine, Request, Target, TreeShape, load_draft, make_proposer, sampling_for
+from tercel import Engine, Request, Target, load_draft, make_proposer, sampling_for
 from tercel.decode.loop import DecodingLoop
 from tercel.decode.proposer import Proposer
 from tercel.decode.proposers import EAGLE3, VANILLA
+from tercel.draft.shape import SIZED, parse_shape
 from tercel.files import write_json
 from tercel.measure.intervals import Interval, ratio_of_totals, speedup
 from tercel.measure.machine import describe, versions
@@ -173,14 +174,14 @@ def main() -> int:
     head = load_draft(asked.head, target)
 
     def make(method: str) -> Proposer:
-        return make_proposer(method, target, head=head, shape=asked.tree)
+        return make_proposer(method, target, head=head, shape=asked.tree, slots=max(asked.batches))
 
     folders = [asked.data_dir] if asked.data_dir else []
     spec = asked.tasks or (FIVE if folders else "demo")
     prompts = questions(target, spec, folders, asked.longest_prompt)
     report: dict[str, Any] = {
         "target": asked.target,
-        "tree": str(asked.tree or TreeShape.for_device(target.device)),
+        "tree": str(asked.tree or SIZED),
         "tasks": spec,
         "backend": target.backend,
         "dtype": str(target.dtype).removeprefix("torch."),
@@ -213,17 +214,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path, help="of the evaluation sets; without, demo questions are asked")
     parser.add_argument("--tasks", help=f"as in `tercel bench`; {FIVE}, or demo")
     parser.add_argument("--longest-prompt", type=int, default=1024, help="longer prompts are left out")
-    parser.add_argument("--tree", type=_shape, help="KxDxN, such as 10x8x60; by default as `tercel bench`")
+    parser.add_argument("--tree", type=parse_shape, help="as in `tercel bench`; by default as large as pays")
     parser.add_argument("--max-new-tokens", type=int)
     parser.add_argument("--backend", choices=BACKENDS, default=AUTO, help="what computes the target")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter windows, under ten minutes in all")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
-
-
-def _shape(text: str) -> TreeShape:
-    return TreeShape(*map(int, text.split("x")))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from tercel.decode.loop import DecodingLoop
 from tercel.decode.proposer import Proposer
 from tercel.decode.types import GenerationResult
 from tercel.draft.acceptance import tokens_of_steps
+from tercel.draft.shape import parse_shape
 from tercel.files import write_json
 from tercel.measure.intervals import ratio_of_totals, speedup
 from tercel.measure.machine import describe, versions
@@ -168,16 +169,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path, help="with the task long_context; without, demo questions are joined")
     parser.add_argument("--tasks", help="whose questions are the documents")
     parser.add_argument("--documents", type=int, help="how many at each length")
-    parser.add_argument("--tree", type=_shape, help="KxDxN, such as 10x8x60; by default as `tercel bench`")
+    parser.add_argument("--tree", type=parse_shape, default=TreeShape(6, 3, 10), help="TOPKxDEPTHxNODES, as 10x8x60")
     parser.add_argument("--window", type=_window, help="FIRST:LAST entries that the head keeps; by default all")
     parser.add_argument("--backend", choices=BACKENDS, default=AUTO, help="what computes the target")
     parser.add_argument("--quick", action="store_true", help="three documents at every other length")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
-
-
-def _shape(text: str) -> TreeShape:
-    return TreeShape(*map(int, text.split("x")))
 
 
 def _window(text: str) -> HeadWindow:
