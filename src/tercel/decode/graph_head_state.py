@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tercel.decode.head_state import HeadState, HeadWindow
@@ -17,6 +18,7 @@ from tercel.draft import StepHead
 from tercel.draft.graph import HeadGraphs
 from tercel.target_model.openvino.cache import SlotCache
 from tercel.target_model.openvino.places import positions_of
+from tercel.target_model.openvino.runtime import bucket
 from tercel.target_model.protocol import TargetModel
 
 
@@ -29,7 +31,7 @@ class GraphHeadState(HeadState):
         super().__init__(head, target, window)
         self._graphs = graphs
         self.cache: SlotCache = SlotCache(graphs.layout, graphs.dtype, 0)
-        self._drafted = torch.empty(0)  # keys and values [2, B, kv, U, D]
+        self._drafted = torch.empty(2, 0, 0, 0, 0)  # keys and values [2, B, kv, U, D], and room for more
 
     def _positions(self, rows: Sequence[int] | None) -> Tensor:
         cache = self.cache
@@ -51,18 +53,41 @@ class GraphHeadState(HeadState):
         asked: Tensor,
         rows: Sequence[int] | None,
     ) -> Tensor:
-        count, width, _ = embedding.shape
-        heads, size = self._graphs.layout.shapes[0]
-        before = ancestors.shape[-1] - width
-        drafted = torch.empty(2, count, heads, 0, size, dtype=embedding.dtype)
-        if before:
-            drafted = self._drafted[..., :before, :]
+        count, wanted, _ = embedding.shape
+        before, asking = ancestors.shape[-1] - wanted, asked.shape[1]
+        # few sizes: a graph prepares itself anew for others than the last time's
+        width, queries, held = bucket(wanted), bucket(asking), bucket(before)
+        self._make_room(count, held)
         which = range(len(self.cache.lengths)) if rows is None else rows
         past, lengths = self.cache.past(which), torch.tensor([self.cache.lengths[row] for row in which])
         places = positions_of(past[0].shape[2])
+        own = torch.zeros(count, queries, held + width, dtype=torch.bool)
+        own[:, :asking, :before] = ancestors[..., :before]
+        own[:, :asking, held : held + wanted] = ancestors[..., before:]
+        own[:, asking:, held] = True  # a query without a key has no mean
+        extra = (0, width - wanted)
         entries, output = self._graphs.step(
-            embedding, hidden, positions, asked, lengths, ancestors, places, past, drafted
+            F.pad(embedding, (0, 0, *extra)),
+            F.pad(hidden, (0, 0, *extra)),
+            F.pad(positions, extra),
+            F.pad(asked, (0, queries - asking)),
+            lengths,
+            own,
+            places,
+            past,
+            self._drafted[..., :held, :],
         )
-        self._drafted = torch.cat([drafted, entries], 3)
+        entries = entries[..., :wanted, :]
+        self._make_room(count, before + wanted)
+        self._drafted[..., before : before + wanted, :] = entries
         self.cache.hold(which, [entries])
-        return output
+        return output[:, :asking]
+
+    def _make_room(self, rows: int, slots: int) -> None:
+        """For drafted entries, of which those of earlier levels stay."""
+        heads, size = self._graphs.layout.shapes[0]
+        drafted = self._drafted
+        if drafted.shape[1] != rows:
+            self._drafted = torch.zeros(2, rows, heads, bucket(slots), size, dtype=self._graphs.dtype)
+        elif drafted.shape[3] < slots:
+            self._drafted = F.pad(drafted, (0, 0, 0, bucket(slots) - drafted.shape[3]))

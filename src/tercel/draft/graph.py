@@ -19,6 +19,7 @@ from tercel.target_model.openvino.convert import converted
 from tercel.target_model.openvino.graph import Layout
 from tercel.target_model.openvino.runtime import CompiledGraph
 
+SPARE = 12  # instances of the step for sizes of their own: a head is small
 _ROWS, _BLOCK, _SLOTS, _DRAFTED, _ASKED = 2, 3, 5, 4, 2  # of the example, so that no size is taken for another
 
 
@@ -41,7 +42,7 @@ class HeadGraphs:
             self._fuse = self._compiled(_Function(own.fuse, self.dtype), [wide], [[-1, wide.shape[1]]])
             logits = _Function(own.logits, torch.float32)
             self._logits = self._compiled(logits, [narrow[0]], [[-1, self._hidden]])
-            self._step = self._compiled(_Step(own, self.dtype), self._example(narrow), self._shapes())
+            self._step = self._compiled(_Step(own, self.dtype), self._example(narrow), self._shapes(), SPARE)
         except Exception as error:  # of torch or OpenVINO, over a head that they cannot follow
             reason = " ".join(str(error).split()) or type(error).__name__
             raise TercelError(f"OpenVINO cannot compute the draft head: {reason[:200]}") from error
@@ -77,7 +78,8 @@ class HeadGraphs:
         entries = torch.empty(2, rows, heads, block, size, dtype=self.dtype)
         output = torch.empty(rows, asked.shape[1], self._hidden, dtype=self.dtype)
         inputs = (embedding, hidden, positions, asked, lengths, own, places, *past, drafted)
-        self._step.run([tensor.contiguous() for tensor in inputs], [entries, output])
+        sizes = rows, block, *own.shape[1:]
+        self._step.run([tensor.contiguous() for tensor in inputs], [entries, output], sizes)
         return entries, output
 
     def _apply(self, graph: CompiledGraph, states: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -86,8 +88,10 @@ class HeadGraphs:
         graph.run([flat], [out])
         return out.reshape(*states.shape[:-1], width)
 
-    def _compiled(self, function: nn.Module, example: list[Tensor], shapes: list[list[int]]) -> CompiledGraph:
-        return CompiledGraph(converted(function, example, shapes), self.dtype)
+    def _compiled(
+        self, function: nn.Module, example: list[Tensor], shapes: list[list[int]], spare: int = 0
+    ) -> CompiledGraph:
+        return CompiledGraph(converted(function, example, shapes), self.dtype, spare)
 
     def _example(self, narrow: Tensor) -> list[Tensor]:
         heads, size = self.layout.shapes[0]

@@ -1,4 +1,5 @@
-"""Rows added to a block so that every matrix product takes the same kernel, whatever the block's width.
+"""Rows added to a block so that every matrix product takes the same kernel, whatever the block's width, or so that
+there are fewer widths.
 
 A product of many rows computes each of them alike; of very few rows, libraries use other kernels, which sum in another
 order (one row in bfloat16; one to three in float32, where a thread's share of the rows counts).
@@ -25,6 +26,8 @@ def missing(rows: int, width: int, dtype: torch.dtype) -> int:
 def padded_block(tokens: Tensor, positions: Tensor, block_mask: Tensor, extra: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens and positions `[B, T + extra]` and mask `[B, T + extra, T + extra]`: what is added stands at the position
     of the row's first token, sees only itself and is seen by no other."""
+    if not extra:
+        return tokens, positions, block_mask
     more = torch.eye(tokens.shape[1] + extra, dtype=torch.bool, device=block_mask.device)
     more[: tokens.shape[1]] = False
     return (

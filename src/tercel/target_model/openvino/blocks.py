@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from tercel.errors import TercelError
+from tercel.memory import available_memory
 from tercel.target_model.backend_names import OPENVINO
 from tercel.target_model.masks import causal_block
 from tercel.target_model.openvino.artefacts import graph_folder, kept_graph
 from tercel.target_model.openvino.cache import SlotCache
 from tercel.target_model.openvino.graph import Layout, convert_decoder, convert_output
 from tercel.target_model.openvino.places import last_position, positions_of
-from tercel.target_model.openvino.runtime import CompiledGraph
+from tercel.target_model.openvino.runtime import CompiledGraph, bucket
 from tercel.target_model.output import TargetOutput
+from tercel.target_model.padding import padded_block
 from tercel.target_model.prefill import run_pieces
 from tercel.target_model.protocol import RowCache
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from tercel.target_model.model import Target
 
 Say = Callable[[str], None]
+MOST = 6  # instances of a graph for sizes of their own
 
 
 class OpenVinoBlocks:
@@ -65,9 +68,14 @@ class OpenVinoBlocks:
         if not set(capture) <= {*self._captured, target.num_layers}:
             self._build(capture)
         rows = range(len(own.lengths)) if rows is None else rows
-        count, width = tokens.shape
+        count, wanted = tokens.shape
+        width, sizes = wanted, None
         if block_mask is None:
             block_mask = causal_block(width, tokens.device)
+        else:  # a step like many others
+            width = bucket(wanted)
+            tokens, positions, block_mask = padded_block(tokens, positions, block_mask, width - wanted)
+            sizes = count, width
         lengths = torch.tensor([own.lengths[row] for row in rows])
         seen = block_mask.expand(count, -1, -1).contiguous()
         past = own.past(rows)
@@ -78,10 +86,10 @@ class OpenVinoBlocks:
             torch.empty(len(places), count, heads, width, size, dtype=target.dtype)
             for (heads, size), places in self._layout.groups.items()
         ]
-        self._graph.run([*front, *past], [*states, *block])
-        own.hold(rows, block)
-        captured = dict(zip((target.num_layers, *self._captured), states, strict=True))
-        return TargetOutput(states[0], tuple(captured[layer] for layer in capture))
+        self._graph.run([*front, *past], [*states, *block], sizes)
+        own.hold(rows, [part[..., :wanted, :] for part in block])
+        captured = dict(zip((target.num_layers, *self._captured), (state[:, :wanted] for state in states), strict=True))
+        return TargetOutput(captured[target.num_layers], tuple(captured[layer] for layer in capture))
 
     def prefill_chunk(
         self,
@@ -104,8 +112,15 @@ class OpenVinoBlocks:
         part, stock = f"layers, giving inputs of {layers}", self._target.stock
         model = _graph(self._target, part, self._keep, self._say, lambda: convert_decoder(stock, layers))
         self._layout = Layout.of(model)
-        self._graph = CompiledGraph(model, self._target.dtype)
+        self._graph = CompiledGraph(model, self._target.dtype, self._spare)
         self._captured = tuple(layers)
+
+    @property
+    def _spare(self) -> int:
+        """How many more times the weights may be held: in a fifth of the memory that is left."""
+        weights = sum(p.numel() * p.element_size() for p in self._target.stock.decoder.parameters())
+        left = available_memory(self._target.device)
+        return 0 if left is None else min(MOST, left // 5 // max(1, weights))
 
 
 class OpenVinoOutput:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import openvino as ov
 import torch
 from torch import Tensor
 
+BUCKETS = (0, 1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
+OFTEN = 8  # times that sizes are met before they get an instance
 _HINTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -18,22 +22,53 @@ def core() -> ov.Core:
 
 
 class CompiledGraph:
-    """A graph that computes in the precision of `dtype`, with as many threads as torch has now. Not for two threads."""
+    """A graph that computes in the precision of `dtype`, with as many threads as torch has now. Not for two threads.
 
-    def __init__(self, model: ov.Model, dtype: torch.dtype) -> None:
-        settings = {
+    When it meets other sizes than the last time, it prepares all its nodes anew, which can take as long as to run them
+    (9 ms beside 15 for a block of eight of the default target). So sizes that come again and again are run by instances
+    of their own, weights included, up to `spare` of them; then the one that was not used for longest is handed on.
+    """
+
+    def __init__(self, model: ov.Model, dtype: torch.dtype, spare: int = 0) -> None:
+        self._model, self._spare = model, spare
+        self._settings = {
             "INFERENCE_PRECISION_HINT": _HINTS[dtype],
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,  # two processes would be pinned to the same cores
         }
-        self._request = core().compile_model(model, "CPU", settings).create_infer_request()
+        self._shared = _Instance(model, self._settings)
+        self._own: dict[Hashable, _Instance] = {}  # by sizes, the last used last
+        self._met: Counter[Hashable] = Counter()  # sizes without an instance
+
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], sizes: Hashable = None) -> None:
+        """Compute `outputs`, contiguous tensors of the right shapes, from contiguous `inputs`. sizes: what their shapes
+        hang on, if they are expected again."""
+        self._instance(sizes).run(inputs, outputs)
+
+    def _instance(self, sizes: Hashable) -> _Instance:
+        found = self._own.pop(sizes, None)
+        if found is None:
+            self._met[sizes] += 1
+            if sizes is None or not self._spare or self._met[sizes] < OFTEN:
+                return self._shared
+            del self._met[sizes]
+            if len(self._own) < self._spare:
+                found = _Instance(self._model, self._settings)
+            else:
+                found = self._own.pop(next(iter(self._own)))
+        self._own[sizes] = found
+        return found
+
+
+class _Instance:
+    def __init__(self, model: ov.Model, settings: Mapping[str, Any]) -> None:
+        self._request = core().compile_model(model, "CPU", dict(settings)).create_infer_request()
         self._held: list[Tensor | None] = [None] * len(model.inputs)
         self._outputs: Sequence[Tensor] = ()
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Compute `outputs`, contiguous tensors of the right shapes, from contiguous `inputs`."""
         for place, (tensor, before) in enumerate(zip(inputs, self._held, strict=True)):
             if before is None or not _same_memory(tensor, before):
                 self._request.set_input_tensor(place, _shared(tensor))
@@ -42,6 +77,11 @@ class CompiledGraph:
             self._request.set_output_tensor(place, _shared(tensor))
         self._outputs = outputs
         self._request.infer()
+
+
+def bucket(size: int) -> int:
+    """The next of few sizes, to which blocks are filled up."""
+    return next((one for one in BUCKETS if one >= size), size)
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
