@@ -198,7 +198,7 @@ def slot_free_attention(query: Tensor, key: Tensor, value: Tensor, split: Split,
     kv = key.shape[1]
     groups = heads // kv
     queries = query.reshape(rows, kv, groups * block, size)
-    wide = queries.double().view(rows * kv, groups * block, size)
+    wide = queries.double().reshape(rows * kv, groups * block, size)
     keys, values = _rows(key), _rows(value)
     scores = torch.baddbmm(split.bias(kv, groups), wide, split.second(keys).mT, alpha=scale)
     wide = split.second(values)
