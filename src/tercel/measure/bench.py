@@ -80,7 +80,7 @@ def run_bench(
         raise TercelError(f"a benchmark needs the method {VANILLA} to compare with; add it")
     if not tasks:
         raise TercelError("a benchmark needs at least one task")
-    _warm_up(target, methods, tasks[0].questions[0], settings.params)
+    warm_up(target, methods, tasks[0].questions[0], settings.params)
     asking = _Asking(target, methods, settings, progress)
     asking.total = sum(len(q.turns) for task in tasks for q in task.questions) * settings.repeats * len(methods)
     results = tuple(asking.ask(task) for task in tasks)
@@ -103,12 +103,39 @@ def run_bench(
     )
 
 
-def _warm_up(target: TargetModel, methods: Mapping[str, Method], question: Question, params: SamplingParams) -> None:
+def warm_up(target: TargetModel, methods: Mapping[str, Method], question: Question, params: SamplingParams) -> None:
+    """A short answer of every method, which counts for nothing."""
     prompt = prompt_ids(target.tokenizer, question)
     if len(prompt) >= target.context_length:
         prompt = prompt[: target.context_length // 2]  # the question itself will be skipped
     for method in methods.values():
         method.run(prompt, replace(params, max_new_tokens=min(params.max_new_tokens, WARM_UP_TOKENS)))
+
+
+class Talk:
+    """One question of several turns, whose later prompts hold the answers so far.
+
+    skipped: id of the question, or of its turn, whose prompt fills the target's context; there the talk ends.
+    """
+
+    def __init__(self, target: TargetModel, question: Question) -> None:
+        self.target, self.question = target, question
+        self.skipped: str | None = None
+        self._answers: list[str] = []
+
+    def prompt(self) -> tuple[int, ...] | None:
+        """Of the next turn; None if there is none."""
+        number = len(self._answers)
+        if number == len(self.question.turns):
+            return None
+        prompt = prompt_ids(self.target.tokenizer, self.question, self._answers)
+        if len(prompt) < self.target.context_length:
+            return prompt
+        self.skipped = self.question.id if number == 0 else f"{self.question.id}, turn {number + 1}"
+        return None
+
+    def answered(self, tokens: Sequence[int]) -> None:
+        self._answers.append(answer_text(self.target.tokenizer, tokens))
 
 
 class _Asking:
@@ -148,16 +175,13 @@ class _Asking:
         self, task: Task, question: Question, params: SamplingParams, skipped: dict[str, None]
     ) -> Iterator[dict[str, Run]]:
         """Every turn's runs by method, until a prompt fills the context."""
-        tokenizer = self.target.tokenizer
-        answers: list[str] = []
-        for number in range(len(question.turns)):
-            prompt = prompt_ids(tokenizer, question, answers)
-            if len(prompt) >= self.target.context_length:
-                skipped[question.id if number == 0 else f"{question.id}, turn {number + 1}"] = None
-                return
+        talk = Talk(self.target, question)
+        while (prompt := talk.prompt()) is not None:
             turn = self._turn(task, question, prompt, params)
             yield turn
-            answers.append(answer_text(tokenizer, turn[VANILLA].tokens))
+            talk.answered(turn[VANILLA].tokens)
+        if talk.skipped is not None:
+            skipped[talk.skipped] = None
 
     def _turn(self, task: Task, question: Question, prompt: tuple[int, ...], params: SamplingParams) -> dict[str, Run]:
         names = list(self.methods)

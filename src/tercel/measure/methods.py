@@ -62,10 +62,14 @@ class EngineMethod:
     coupled: bool = True
 
     def run(self, prompt: tuple[int, ...], params: SamplingParams) -> Run:
+        return self.run_together([prompt], [params])[0]
+
+    def run_together(self, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]) -> list[Run]:
+        """Answers made as many at a time as the engine has slots; each has an equal share of the seconds."""
         started = time.perf_counter()
-        result = self.engine.generate([Request(prompt, params)])[0]
-        seconds = time.perf_counter() - started
-        return Run(result.tokens, seconds, result.steps, result.accepted, result.nodes, dict(result.split))
+        results = self.engine.generate([Request(*asked) for asked in zip(prompts, params, strict=True)])
+        share = (time.perf_counter() - started) / len(results)
+        return [Run(r.tokens, share, r.steps, r.accepted, r.nodes, dict(r.split)) for r in results]
 
 
 @dataclass(frozen=True)
