@@ -58,7 +58,7 @@ def command(
     path = resolve_head(head, head)
     with fetching_bar() as on_bytes:
         model, served = read_beside(path, target, layer_ids.meaning, on_bytes, ask_hub=True)
-    gguf = _gguf_file(served.source.name) if ENGINES[to.value].takes_gguf else None
+    gguf = gguf_file(served.source.name) if ENGINES[to.value].takes_gguf else None
     report = export_head(
         model, to.value, out.absolute(), served, target_gguf=gguf, shape=TreeShape.chain(depth), overwrite=overwrite
     )
@@ -69,7 +69,7 @@ def command(
         _print(result_console(json_file), report, model.warnings)
 
 
-def _gguf_file(name: str) -> Path | None:
+def gguf_file(name: str) -> Path | None:
     """The target's GGUF: the file itself, a built-in target's, or the only one in the folder."""
     from tercel.target_model.wheels import BUILTIN
     from tercel.wheels import fetch

@@ -29,7 +29,7 @@ from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.measure.causes import Cause, rank_causes
 from tercel.measure.counts import told_shape
-from tercel.measure.divergence import Progress
+from tercel.measure.divergence import Progress, counting_from
 from tercel.measure.intervals import Interval, proportion, ratio_of_totals, speedup
 from tercel.measure.probe import SLOTS, answer_all, answered
 from tercel.measure.tasks import Prompt, Question, prompt_ids, question_messages
@@ -79,10 +79,10 @@ def compare_with_server(
     be reached, drafts nothing, or answers unlike its engine.
     """
     prompts = [Prompt(question.id, prompt_ids(target.tokenizer, question)) for question in questions]
-    prompts = [prompt for prompt in prompts if len(prompt.tokens) + max_new_tokens <= _room(target, model)]
+    prompts = [prompt for prompt in prompts if len(prompt.tokens) + max_new_tokens <= room(target, model)]
     if not prompts:
         raise TercelError(
-            f"no prompt leaves room for {max_new_tokens} new tokens in the {_room(target, model)} positions of head "
+            f"no prompt leaves room for {max_new_tokens} new tokens in the {room(target, model)} positions of head "
             "and target; give shorter --tasks or lower --max-new-tokens"
         )
     params, total = SamplingParams(max_new_tokens=max_new_tokens), 3 * len(prompts)
@@ -90,12 +90,12 @@ def compare_with_server(
     for done, prompt in enumerate(prompts, 1):  # one by one, so that the counters belong to this prompt
         served.append(server.answer(prompt.tokens, max_new_tokens))
         progress(done, total)
-    draft = _draft_of(server, served)
+    draft = draft_of(server, served)
     proposers = (make_proposer(VANILLA, target), make_proposer(EAGLE3, target, head=model, shape=draft))
     results = []
     for number, proposer in enumerate(proposers, 1):
         before, engine = number * len(prompts), Engine(target, proposer, slots=SLOTS)
-        results.append(answer_all(engine, prompts, params, _counting_from(before, total, progress)))
+        results.append(answer_all(engine, prompts, params, counting_from(before, total, progress)))
     pairs = [
         Pair(prompt, answer, plain.tokens, drafted)
         for prompt, answer, plain, drafted in zip(prompts, served, *results, strict=True)
@@ -103,15 +103,12 @@ def compare_with_server(
     return _report(server, target, model, draft, pairs, _chat_prompt(server, target, questions, prompts[0]))
 
 
-def _room(target: TargetModel, model: DraftModel) -> int:
+def room(target: TargetModel, model: DraftModel) -> int:
+    """Positions that both have."""
     return min(target.context_length, model.head.config.max_position_embeddings)
 
 
-def _counting_from(before: int, total: int, progress: Progress) -> Progress:
-    return lambda done, _: progress(before + done, total)
-
-
-def _draft_of(server: EngineClient, served: Sequence[Served]) -> TreeShape:
+def draft_of(server: EngineClient, served: Sequence[Served]) -> TreeShape:
     """What the server drafts: as it says, or as its counters show."""
     draft = server.draft()
     counts = [answer.counts for answer in served]

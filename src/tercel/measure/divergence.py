@@ -16,6 +16,11 @@ Verdict = Literal["numerical", "WRONG"]
 BATCH = 16  # prompts handed to an engine at a time: enough to fill its slots, few enough to show progress
 
 
+def counting_from(before: int, total: int, progress: Progress) -> Progress:
+    """Of a part of something larger: what is done in it comes on top of what was done before."""
+    return lambda done, _: progress(before + done, total)
+
+
 @dataclass(frozen=True)
 class Divergence:
     """Where a drafted answer first leaves token-by-token decoding.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tercel.chat import TokenizedChat
@@ -125,9 +125,13 @@ def greedy_answers(
 def answer_all(
     engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, progress: Progress
 ) -> list[GenerationResult]:
-    """All answers in the order of the prompts; progress counts those that are finished."""
+    """All answers in the order of the prompts; progress counts those that are finished.
+
+    With a seed, prompt `i` has seed `params.seed + i`."""
     results: dict[int, GenerationResult] = {}
-    for event in engine.stream([Request(prompt.tokens, params) for prompt in prompts]):
+    seeds = [None if params.seed is None else params.seed + index for index in range(len(prompts))]
+    asked = [Request(prompt.tokens, replace(params, seed=s)) for prompt, s in zip(prompts, seeds, strict=True)]
+    for event in engine.stream(asked):
         if event.result is not None:
             results[event.index] = event.result.require()
             progress(len(results), len(prompts))
