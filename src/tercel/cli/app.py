@@ -28,6 +28,7 @@ from tercel.cli import (
     regenerate,
     serve_command,
     train,
+    tune,
     verify,
 )
 from tercel.cli.consoles import OutputClosed, result_console, say, silence
@@ -86,6 +87,7 @@ app.command("chat")(chat.command)
 app.command("verify")(verify.command)
 app.command("bench")(bench.command)
 app.command("profile")(profile.command)
+app.command("tune")(tune.command)
 app.command("inspect")(inspect.command)
 app.command("export")(export.command)
 app.command("doctor")(doctor.command)
