@@ -142,7 +142,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, world: World) -> 
         (["--data", data, "--engine", "vllm", "--minutes", "3"], ("--minutes is for --engine tercel",)),
         (["--data", data, "--engine", "vllm", "--cost-json", str(empty)], ("empty.jsonl", "JSON")),
         (["--data", data, "--plot", str(tmp_path / "a.txt")], (".png or .svg",)),
-        (["--data", data, "--minutes", "100000"], ("at most a day",)),
+        (["--data", data, "--minutes", "100000"], ("1440",)),
     ):
         refused(run(*asked, *more), *words)
     refused(run("tune", world.target, str(tmp_path / "none"), "--data", data, *EXACT), "there is no head")

@@ -30,7 +30,7 @@ from tercel.cli.options import (
     Temperature,
 )
 from tercel.cli.paths import tercel_command, user_names
-from tercel.cli.tune_engine import ThereOptions, connected, tune_there
+from tercel.cli.tune_engine import ThereOptions, tune_there, what_is_known
 from tercel.decode.proposers import EAGLE3, VANILLA, make_proposer
 from tercel.errors import TercelError
 from tercel.files import write_json
@@ -60,7 +60,11 @@ class HereOptions:
     minutes: Annotated[
         float | None,
         typer.Option(
-            min=0.001, help="How long it may take, models being loaded.", show_default="5", rich_help_panel=_HERE
+            min=0.001,
+            max=1440,
+            help="How long it may take, once the models are loaded.",
+            show_default="5",
+            rich_help_panel=_HERE,
         ),
     ] = None
     slots: Annotated[
@@ -116,7 +120,7 @@ def command(
     For another engine it is simulated how many drafts it would accept; what its steps cost is told with --cost-json or
     --url.
     """
-    for name, given in {**(vars(there) if engine.value == HERE else vars(here))}.items():
+    for name, given in vars(there if engine.value == HERE else here).items():
         if given is not None:
             option = f"--{name.replace('_', '-')}"
             where = "another --engine" if engine.value == HERE else f"--engine {HERE}"
@@ -133,16 +137,16 @@ def command(
     wanted = Asked(given_values, sample, generation_config)
     asked = parse_tasks(data, tuple(data_dir or ()))
     options = DraftOptions(layer_ids=layer_ids, force_head=force_head)
-    server = connected(there, engine.value)
+    server, costs = what_is_known(there, engine.value)
     loaded = open_target(target, model)
     params = open_sampling(wanted, loaded)
     draft_model = open_head(head, loaded, options)
     if engine.value != HERE:
-        tune_there(ENGINES[engine.value], there, server, loaded, draft_model, asked, params, json_file, plot)
+        tune_there(ENGINES[engine.value], there, server, costs, loaded, draft_model, asked, params, json_file, plot)
         return
     found = _tune(loaded, draft_model, asked, params, names, here, options)
     words = [*flags_of(model), *flags_of(options)]
-    words += ["--temperature", f"{temperature:g}"] if temperature is not None else []
+    words += ["--temperature", str(temperature)] if temperature is not None else []
     words += ["--sample"] if sample else []
     words += [] if generation_config else ["--no-generation-config"]
     line = _line(found, loaded, head, data, words)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tercel.draft import DraftModel
     from tercel.draft.shape import TreeShape
     from tercel.measure.tasks import Prompt, Task
+    from tercel.measure.tune_there import EngineCosts
     from tercel.target_model.model import Target
 
 _THERE = "For another engine"
@@ -71,20 +72,29 @@ class ThereOptions:
     ] = None
 
 
-def connected(there: ThereOptions, engine: str) -> EngineClient | None:
-    """The server to be timed; None if none is named. Raises `TercelError` if it cannot be asked."""
-    if there.url is None:
-        return None
-    from tercel.doctor.clients import connect
-    from tercel.doctor.http import TIMEOUT, Http
+def what_is_known(there: ThereOptions, engine: str) -> tuple[EngineClient | None, EngineCosts | None]:
+    """The server to be timed and the costs that are given; to be asked before anything is loaded.
 
-    return connect(Http.at(there.url, there.timeout or TIMEOUT), ENGINES[engine].run_by)
+    Raises `TercelError` if the server cannot be asked or the file holds no costs.
+    """
+    server, costs = None, None
+    if there.url is not None:
+        from tercel.doctor.clients import connect
+        from tercel.doctor.http import TIMEOUT, Http
+
+        server = connect(Http.at(there.url, there.timeout or TIMEOUT), ENGINES[engine].run_by)
+    if there.cost_json is not None:
+        from tercel.measure.tune_there import read_costs
+
+        costs = read_costs(there.cost_json)
+    return server, costs
 
 
 def tune_there(
     engine: ServingEngine,
     there: ThereOptions,
     server: EngineClient | None,
+    costs: EngineCosts | None,
     target: Target,
     head: DraftModel,
     tasks: Sequence[Task],
@@ -96,11 +106,10 @@ def tune_there(
     room for an answer."""
     from tercel.interop.engines.limits import check_expressible
     from tercel.measure.tune_report import plot_simulation, simulation_table
-    from tercel.measure.tune_there import LONGEST, TREES, engine_verdict, read_costs, settings_json, simulate_drafts
+    from tercel.measure.tune_there import LONGEST, TREES, engine_verdict, settings_json, simulate_drafts
 
     head = replace(head, head=head.eagle3)
     warnings = check_expressible(engine, head.head.config, head.vocabulary, target.config.model_type)
-    costs = None if there.cost_json is None else read_costs(there.cost_json)
     prompts, skipped = _that_fit(target, head, tasks, params.max_new_tokens)
     trees = TREES if engine.drafts_trees and target.tree_support.tree else ()
     with counting_bar("answers") as bar:
