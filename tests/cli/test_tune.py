@@ -49,6 +49,7 @@ def test_the_best_setting_here(tmp_path: Path, world: World) -> None:
     assert value["settings"]["vanilla"]["speedup"] == 1
     assert set(value["last_round"]) == {"vanilla", "auto", value["choice"]}
     assert value["rounds"][-1]["asked"] >= 3
+    assert (value["backend"], value["same_bits"]) == ("torch", True)
     assert len(value["over_vanilla_ci95"]) == 2
     assert value["use"] in value["settings"]
     assert value["verdict"] in shown(ended)

@@ -17,13 +17,13 @@ from tercel.cli.groups import with_groups
 from tercel.cli.models import open_head, open_sampling, open_target, ready_proposer
 from tercel.cli.options import (
     DataDirs,
+    DecodingModelOptions,
     DraftOptions,
     FollowConfig,
     HeadName,
     JsonFile,
     LayerIds,
     LayerIdsOption,
-    ModelOptions,
     PlotFile,
     Sample,
     TargetName,
@@ -96,7 +96,7 @@ def command(
             show_default=False,
         ),
     ],
-    model: ModelOptions,
+    model: DecodingModelOptions,
     here: HereOptions,
     there: ThereOptions,
     head: HeadName = None,

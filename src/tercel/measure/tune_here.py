@@ -70,6 +70,7 @@ class Tuning:
     target: str
     dtype: str
     device: torch.device
+    backend: str
     threads: int
     settings: TuneSettings
     search: Search
@@ -97,6 +98,11 @@ class Tuning:
     def _tried(self) -> tuple[str, ...]:
         return tuple(name for name in self.search.rounds[0].settings if name not in KEPT)
 
+    @property
+    def same_bits(self) -> bool:
+        """Whether every drafted answer has the very token ids of the one without drafts."""
+        return all(row.identical(name) for found in self.search.rounds for row in found.rows for name in row.runs)
+
     def notes(self) -> list[str]:
         found = []
         if self.left_out:
@@ -116,6 +122,7 @@ class Tuning:
             "head": self.settings.head,
             "dtype": self.dtype,
             "device": str(self.device),
+            "backend": self.backend,
             "threads": self.threads,
             "machine": describe(self.device),
             "slots": self.settings.slots,
@@ -133,6 +140,7 @@ class Tuning:
             "flags": as_flags(told.setting),
             "sure": told.sure,
             "verdict": told.sentence,
+            "same_bits": self.same_bits,
             "skipped": list(self.skipped),
             "left_out": list(self.left_out),
             "sampling": asdict(self.settings.params),
@@ -178,6 +186,7 @@ def tune(
         target=target.source.name,
         dtype=str(target.dtype).removeprefix("torch."),
         device=target.device,
+        backend=target.backend,
         threads=torch.get_num_threads(),
         settings=settings,
         search=found,
