@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from tercel.measure.tune import (
     verdict,
 )
 from tercel.measure.tune_here import TuneSettings, tune
+from tercel.measure.tune_report import tuning_table
 from tests.measure.worlds import chat_target
 
 TOKENS = 100
@@ -235,6 +237,11 @@ def test_questions_are_asked_in_batches_and_turns(slots: int) -> None:
     turns_of_four = [told_of[at : at + 4] for at in range(alone, alone + 8, 4)]
     assert all(len(set(names)) == 4 for names in turns_of_four)
     assert len({names[0] for names in turns_of_four}) == 2  # the order rotates
+    value = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert (value["slots"], value["same_bits"], value["skipped"]) == (slots, True, ["talk/q3"])
+    assert list(value["settings"]) == [VANILLA, AUTO, "chain:1", "chain:2"]
+    assert tuning_table(found).row_count == 4
+    assert found.notes() == ["skipped as too long for the context: talk/q3"]
 
 
 def test_time_and_batches_that_are_none() -> None:

@@ -148,7 +148,7 @@ def test_costs_from_a_file(tmp_path: Path) -> None:
 def test_tables_and_pictures(tmp_path: Path, found: Simulation) -> None:
     costs = EngineCosts({1: 10.0, 8: 12.0})
     assert simulation_table("SGLang", found, None).row_count == DEEP + 1
-    assert len(simulation_table("SGLang", found, costs).columns) == 7
+    assert len(simulation_table("SGLang", found, costs).columns) == 6
     for suffix in FORMATS:
         plot_simulation("SGLang", found, costs, tmp_path / f"a{suffix}")
     one = Simulation(1, (0.5,), (Drafted(TreeShape.chain(1), (20,), (10,)),))

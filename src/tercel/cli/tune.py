@@ -191,7 +191,8 @@ def _line(found: Tuning, target: Target, head: str | None, data: str, words: Seq
     heads = [] if head is None or setting == VANILLA else [head]
     slots = found.settings.slots
     if slots > 1:
-        prompts = data if os.path.isfile(data) else "prompts.jsonl"
+        named = (data, data.rpartition(":")[0])  # as a task is, with or without a number of questions
+        prompts = next((file for file in named if os.path.isfile(file)), "prompts.jsonl")
         asked = ["--target", name, *(["--head", *heads] if heads else []), "--in-flight", str(slots)]
         return tercel_command("data", "regenerate", prompts, "--out", "answers.jsonl", *asked, *drafting, *words)
     verb = "chat" if target.tokenizer.chat_template else "generate"

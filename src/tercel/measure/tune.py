@@ -49,6 +49,12 @@ def parse_candidates(text: str) -> tuple[str, ...]:
     return found
 
 
+def size(name: str) -> int:
+    """Nodes of a setting's drafts, root included; 1 where they have none of their own."""
+    shape = None if name in KEPT else parse_shape(name)
+    return 1 if shape is None else shape.nodes
+
+
 def affordable(names: Sequence[str], seconds: float, budget: float) -> tuple[str, ...]:
     """The first of `names` that a budget of seconds has time for, one of them at least, where an answer of every
     setting takes `seconds`."""

@@ -33,6 +33,7 @@ from tercel.measure.tune import (
     measured,
     merged,
     search,
+    size,
     verdict,
 )
 from tercel.target_model.protocol import TargetModel
@@ -96,7 +97,9 @@ class Tuning:
 
     @property
     def _tried(self) -> tuple[str, ...]:
-        return tuple(name for name in self.search.rounds[0].settings if name not in KEPT)
+        """Chains first, by size."""
+        names = [name for name in self.search.rounds[0].settings if name not in KEPT]
+        return tuple(sorted(names, key=lambda name: (not name.startswith("chain:"), size(name))))
 
     @property
     def same_bits(self) -> bool:

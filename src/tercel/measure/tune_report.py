@@ -46,13 +46,12 @@ def title(found: Tuning) -> str:
 def simulation_table(engine: str, found: Simulation, costs: EngineCosts | None) -> Table:
     """A line a setting of the engine."""
     table = Table(title=f"what {engine} would accept, on {found.answers} answers")
-    headings = ["tokens drafted", *(["top-k"] if found.trees else []), "verified", "τ", "pays below, × one token"]
+    headings = ["tokens drafted", *(["top-k"] if found.trees else []), "verified", "τ: pays below that × one token"]
     for heading in [*headings, *(["ms a step", "over no drafts"] if costs is not None else [])]:
         table.add_column(heading, justify="right")
     for drafted in found.all:
-        shape, tau = drafted.shape, drafted.tau
-        cells = [str(shape.depth), *([str(shape.top_k)] if found.trees else []), str(shape.nodes), told(tau)]
-        cells.append(f"{tau.value:.2f}")
+        shape = drafted.shape
+        cells = [str(shape.depth), *([str(shape.top_k)] if found.trees else []), str(shape.nodes), told(drafted.tau)]
         if costs is not None:
             cells += [f"{costs.step(shape):.3g}", told(costs.speedup(drafted))]
         table.add_row(*cells, end_section=drafted is found.chains[-1])
