@@ -14,6 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from tercel.locks import made_once
 from tercel.reading import read_json
 from tercel.target_model.protocol import TargetModel
 
-FORMAT = 2
+FORMAT = 3
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 FAR_WIDTHS = (1, 8, 32)  # measured behind a long context too
 LEVELS = (1, 4, 8, 16)
@@ -124,7 +125,7 @@ def measure_costs(
     taken = time_in_turn(works, target.device, patience, progress)
     ms = {work: sorted(values)[len(values) // 4] for work, values in taken.items()}
     steady = [min(values) / statistics.median(values) for values in taken.values()]
-    return _table(ms, near.length, far.length), statistics.median(steady)
+    return replace(_table(ms, near.length, far.length), widths=target.block_widths), statistics.median(steady)
 
 
 def _table(ms: Mapping[tuple[str, int, int], float], near: int, far: int) -> StepCosts:

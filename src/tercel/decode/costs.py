@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,7 +33,8 @@ class HeadCosts:
 @dataclass(frozen=True)
 class StepCosts:
     """forward: of the target, output layer and choice of tokens included, by rows and nodes, behind `context` tokens.
-    per_token: what another token of context costs a row, by nodes. head: None for drafts without one.
+    per_token: what another token of context costs a row, by nodes. head: None for drafts without one. widths: to the
+    next of which a block is filled up as it is run; what is wider, or all of them without any, is run as it is.
 
     Costs never fall with rows, nodes or context: what was measured so is noise and is levelled out.
     Raises `TercelError` for tables that are no costs.
@@ -43,6 +44,7 @@ class StepCosts:
     context: int = 0
     per_token: Mapping[int, float] = field(default_factory=dict)
     head: HeadCosts | None = None
+    widths: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         tables = [self.forward, *self.forward.values(), self.per_token]
@@ -52,12 +54,16 @@ class StepCosts:
             tables.append(self.head.levels)
             values += [self.head.keep_up, *self.head.levels.values()]
         known = 1 in self.forward and 1 in self.forward[1] and (self.head is None or self.head.levels)
-        keys = all(1 <= key <= limits.COUNT for table in tables for key in table)
+        keys = all(1 <= key <= limits.COUNT for table in (*tables, self.widths) for key in table)
         if not (known and keys and all(least) and all(0 <= ms < math.inf for ms in values) and self.context >= 0):
             raise TercelError(f"costs need finite times, of one row and one node at least, not {short(self)}")
 
     def forward_ms(self, rows: int, nodes: Floats, context: int) -> Floats:
         """Of blocks of so many `nodes`."""
+        if self.widths:
+            run = np.asarray(self.widths, float)
+            place = np.searchsorted(run, nodes)
+            nodes = np.where(place < len(run), run[np.minimum(place, len(run) - 1)], nodes)
         most = self._rows[-1]
         if rows > most:  # as a block of as many tokens in the most rows that were measured
             base = self._behind_little(most, nodes * (rows / most))
@@ -106,6 +112,7 @@ class StepCosts:
             "context": self.context,
             "per_token": _texts(self.per_token),
             "head": head,
+            "widths": list(self.widths),
         }
 
     @classmethod
@@ -118,6 +125,7 @@ class StepCosts:
                 int(value["context"]),
                 _numbers(value["per_token"]),
                 None if head is None else HeadCosts(float(head["keep_up"]), _numbers(head["levels"])),
+                tuple(int(width) for width in value["widths"]),
             )
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise TercelError(f"this is no table of costs: {error}; remove the file") from error

@@ -54,10 +54,11 @@ class TreePolicy:
         """Tokens a row for a millisecond, where a step without drafts takes `plain_ms`."""
         return max(1.0, self._tokens / self._time) / plain_ms
 
-    def drafted(self, expected: float) -> None:
-        """A draft was made that brings so many tokens a row more than it costs."""
+    def drafted(self, gain: float) -> None:
+        """A draft was made that brings so many tokens a row more than it costs: half as expected, which is steadier,
+        and half as it came, for of a head that is sure of itself and wrong too much is expected for long."""
         idle = self._gain < 0
-        self._gain += (DOUBT if idle else NEWS) * (float(np.clip(expected, -1, 1)) - self._gain)
+        self._gain += (DOUBT if idle else NEWS) * (float(np.clip(gain, -2, 2)) - self._gain)
         if self._gain >= 0:
             self._pause = PAUSE
         else:
@@ -98,6 +99,7 @@ class Step:
         self.price = self.policy.price(float(self.curve[0])) * rows  # tokens of all rows for a millisecond
         self.levels = 0.0  # costs of the head's levels so far, by the table
         self.nodes, self.drafted = 1, False
+        self._expected = 0.0  # tokens a row that the draft brings more than it costs
         self._paths: list[Floats] = []  # [B, P*C] a level: chances of whole paths
         self._fed = np.ones((rows, 1))
 
@@ -208,7 +210,7 @@ class Step:
         if len(judged) < len(proposals):
             gained = sum(float(chances[1:].sum()) for chances in paths)
             worth = gained - self.price * float(self.curve[self.nodes - 1] - self.curve[0])
-        self.policy.drafted((worth - self.price * self.policy.costs.draft_ms(self.rows, self.levels)) / self.rows)
+        self._expected = (worth - self.price * self.policy.costs.draft_ms(self.rows, self.levels)) / self.rows
         return list(proposals)
 
     def _path_chances(self, proposal: Proposal, sampled: bool) -> Floats:
@@ -242,6 +244,8 @@ class Step:
         spent = self.curve[self.nodes - 1]
         if self.drafted:
             spent += self.policy.costs.draft_ms(self.rows, self.levels)
+            brought = tokens - 1 - self.price * float(spent - self.curve[0]) / self.rows
+            self.policy.drafted((self._expected + brought) / 2)
         self.policy.ended(tokens, float(spent / self.curve[0]))
 
     def _learn(self, proposal: Proposal, tokens: Sequence[int], sampled: bool) -> None:

@@ -33,6 +33,7 @@ class MaskedBlocks:
 
     backend = TORCH
     torch_threads = None
+    block_widths = ()
 
     def __init__(self, stock: StockDecoder, same_bits: bool = False) -> None:
         self._stock = stock

@@ -180,6 +180,10 @@ class Target:
     def work(self) -> TargetWork:
         return stock_work(self.stock, self.output_layer)
 
+    @property
+    def block_widths(self) -> Sequence[int]:
+        return self._blocks.block_widths
+
     def block_depth(self, length: int) -> int:
         """How deep a tree may be whose root has position `length`: no node may lie past the last position, nor in a
         sequence that is rotated otherwise than its root's, nor where its backend would sum otherwise."""

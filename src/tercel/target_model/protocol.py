@@ -88,6 +88,9 @@ class Blocks(Protocol):
 
     def renew(self, cache: RowCache, texts: Sequence[Sequence[int]]) -> None: ...
 
+    @property
+    def block_widths(self) -> Sequence[int]: ...
+
     def last_position(self, length: int) -> int | None:
         """How far a tree may reach that comes after `length` tokens; None where nothing but the context ends."""
         ...
@@ -200,6 +203,11 @@ class TargetModel(Protocol):
         said.
         Raises `TercelError` for a layer out of range.
         """
+        ...
+
+    @property
+    def block_widths(self) -> Sequence[int]:
+        """To the next of which blocks of drafts are filled up, ascending; none where each is run as it is."""
         ...
 
     def block_depth(self, length: int) -> int:

@@ -64,6 +64,7 @@ class TokenSteps:
 
     backend = TORCH
     torch_threads = None
+    block_widths = ()
     renews = False  # a state cannot be filled anew in place
 
     def __init__(self, stock: StockDecoder) -> None:

@@ -20,7 +20,7 @@ from tercel.target_model.openvino.artefacts import graph_folder, kept_graph
 from tercel.target_model.openvino.cache import SlotCache
 from tercel.target_model.openvino.graph import Layout, convert_decoder, convert_output
 from tercel.target_model.openvino.places import last_position, positions_of
-from tercel.target_model.openvino.runtime import CompiledGraph, bucket
+from tercel.target_model.openvino.runtime import BUCKETS, CompiledGraph, bucket
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.padding import padded_block
 from tercel.target_model.prefill import run_pieces
@@ -43,6 +43,7 @@ class OpenVinoBlocks:
 
     backend = OPENVINO
     torch_threads = 1  # of torch's own there is little to compute
+    block_widths = BUCKETS[1:]
     renews = False  # what it would be needed for is refused
 
     def __init__(self, target: Target, capture: Sequence[int], keep: bool, say: Say) -> None:
