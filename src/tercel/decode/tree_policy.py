@@ -55,10 +55,9 @@ class TreePolicy:
         return max(1.0, self._tokens / self._time) / plain_ms
 
     def drafted(self, gain: float) -> None:
-        """A draft was made that brings so many tokens a row more than it costs: half as expected, which is steadier,
-        and half as it came, for of a head that is sure of itself and wrong too much is expected for long."""
+        """A step with drafts gave so many tokens a row more than steps without would have given in its time."""
         idle = self._gain < 0
-        self._gain += (DOUBT if idle else NEWS) * (float(np.clip(gain, -2, 2)) - self._gain)
+        self._gain += (DOUBT if idle else NEWS) * (float(np.clip(gain, -1, 2)) - self._gain)
         if self._gain >= 0:
             self._pause = PAUSE
         else:
@@ -99,7 +98,6 @@ class Step:
         self.price = self.policy.price(float(self.curve[0])) * rows  # tokens of all rows for a millisecond
         self.levels = 0.0  # costs of the head's levels so far, by the table
         self.nodes, self.drafted = 1, False
-        self._expected = 0.0  # tokens a row that the draft brings more than it costs
         self._paths: list[Floats] = []  # [B, P*C] a level: chances of whole paths
         self._fed = np.ones((rows, 1))
 
@@ -194,23 +192,18 @@ class Step:
     def choose(self, proposals: Sequence[Proposal]) -> list[Proposal]:
         """What of the proposals is to be verified. Drafts that were drawn stay as they are: how long they may be was
         said before, without a look at them."""
-        judged, worth = [p for p in proposals if p.distributions is None], 0.0
-        paths = [self._path_chances(p, s) for p, s in zip(proposals, self.sampled, strict=True)]
+        judged = [p for p in proposals if p.distributions is None]
         if judged:
+            paths = [self._path_chances(p, s) for p, s in zip(proposals, self.sampled, strict=True)]
             table = np.zeros((self.rows, max(map(len, paths)) - 1))
             for row, chances in enumerate(paths):
                 table[row, : len(chances) - 1] = chances[1:]
-            worth = self.worth(table)
             nodes = max([self.size(table), *(len(p.tree) for p in proposals if p.distributions is not None)])
             proposals = [
                 p if p.distributions is not None else p.best(chances, nodes)
                 for p, chances in zip(proposals, paths, strict=True)
             ]
         self.nodes, self.drafted = max(len(p.tree) for p in proposals), True
-        if len(judged) < len(proposals):
-            gained = sum(float(chances[1:].sum()) for chances in paths)
-            worth = gained - self.price * float(self.curve[self.nodes - 1] - self.curve[0])
-        self._expected = (worth - self.price * self.policy.costs.draft_ms(self.rows, self.levels)) / self.rows
         return list(proposals)
 
     def _path_chances(self, proposal: Proposal, sampled: bool) -> Floats:
@@ -244,8 +237,7 @@ class Step:
         spent = self.curve[self.nodes - 1]
         if self.drafted:
             spent += self.policy.costs.draft_ms(self.rows, self.levels)
-            brought = tokens - 1 - self.price * float(spent - self.curve[0]) / self.rows
-            self.policy.drafted((self._expected + brought) / 2)
+            self.policy.drafted(tokens - float(spent / self.curve[0]))
         self.policy.ended(tokens, float(spent / self.curve[0]))
 
     def _learn(self, proposal: Proposal, tokens: Sequence[int], sampled: bool) -> None:

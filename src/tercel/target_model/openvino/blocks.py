@@ -20,7 +20,7 @@ from tercel.target_model.openvino.artefacts import graph_folder, kept_graph
 from tercel.target_model.openvino.cache import SlotCache
 from tercel.target_model.openvino.graph import Layout, convert_decoder, convert_output
 from tercel.target_model.openvino.places import last_position, positions_of
-from tercel.target_model.openvino.runtime import BUCKETS, CompiledGraph, bucket
+from tercel.target_model.openvino.runtime import CompiledGraph
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.padding import padded_block
 from tercel.target_model.prefill import run_pieces
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tercel.target_model.model import Target
 
 Say = Callable[[str], None]
-MOST = 6  # instances of a graph for sizes of their own
+MOST = 4  # instances of a graph for sizes of their own
 
 
 class OpenVinoBlocks:
@@ -43,7 +43,7 @@ class OpenVinoBlocks:
 
     backend = OPENVINO
     torch_threads = 1  # of torch's own there is little to compute
-    block_widths = BUCKETS[1:]
+    block_widths = (1, 4, 8, 16, 32, 64, 128)
     renews = False  # what it would be needed for is refused
 
     def __init__(self, target: Target, capture: Sequence[int], keep: bool, say: Say) -> None:
@@ -74,7 +74,7 @@ class OpenVinoBlocks:
         if block_mask is None:
             block_mask = causal_block(width, tokens.device)
         else:  # a step like many others
-            width = bucket(wanted)
+            width = next((one for one in self.block_widths if one >= wanted), wanted)
             tokens, positions, block_mask = padded_block(tokens, positions, block_mask, width - wanted)
             sizes = count, width
         lengths = torch.tensor([own.lengths[row] for row in rows])
@@ -118,8 +118,9 @@ class OpenVinoBlocks:
 
     @property
     def _spare(self) -> int:
-        """How many more times the weights may be held: in a fifth of the memory that is left."""
-        weights = sum(p.numel() * p.element_size() for p in self._target.stock.decoder.parameters())
+        """How many more times the weights may be held, as they are stored and as kernels want them: in a fifth of the
+        memory that is left."""
+        weights = 2 * sum(p.numel() * p.element_size() for p in self._target.stock.decoder.parameters())
         left = available_memory(self._target.device)
         return 0 if left is None else min(MOST, left // 5 // max(1, weights))
 

@@ -11,7 +11,7 @@ import openvino as ov
 import torch
 from torch import Tensor
 
-BUCKETS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 OFTEN = 8  # times that sizes are met before they get an instance
 _HINTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
