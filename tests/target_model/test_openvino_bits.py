@@ -20,7 +20,7 @@ from tests.tiny import VOCAB
 
 LAYERS = (0, 1, 2)
 # around every border of slots and chunks, and in between
-LENGTHS = (1, 40, 127, 128, 300, 380, 383, 384, 512, 760, 767, 768, 1100, 1663, 1664, 1665)
+LENGTHS = (1, 128, 380, 383, 384, 767, 768, 1100, 1663, 1664)
 PARENTS = (-1, 0, 0, 0, 1, 1, 2, 3, 4, 5, 8, 8, 9, 6)
 PATH = (0, 1, 4, 8, 11)  # through the tree, siblings and cousins between
 
@@ -32,8 +32,11 @@ def tree_mask(parents: tuple[int, ...]) -> Tensor:
     return seen
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize(
+    ("arch", "dtype"),
+    [("llama", torch.bfloat16), ("gpt2", torch.bfloat16), ("gemma3", torch.float32)],
+    ids=["llama bfloat16", "gpt2 bfloat16", "gemma3 float32"],
+)
 def test_a_path_of_a_tree_is_what_its_tokens_give_one_by_one(arch: str, dtype: torch.dtype) -> None:
     target = on_openvino(reference_of(arch, dtype, max_position_embeddings=2048))
     generator = torch.Generator().manual_seed(0)
