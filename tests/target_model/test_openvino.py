@@ -11,6 +11,8 @@ from torch import Tensor
 
 pytest.importorskip("openvino", reason="openvino is not installed: pip install 'tercel[openvino]'")
 
+import openvino as ov
+
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
@@ -20,7 +22,7 @@ from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.target_model import backends
 from tercel.target_model.model import Target
-from tercel.target_model.openvino import artefacts, blocks, graph
+from tercel.target_model.openvino import artefacts, blocks, graph, runtime
 from tercel.target_model.openvino import cache as slots
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.prefill import prefill
@@ -254,6 +256,32 @@ def test_what_no_graph_can_be_made_of_stays_with_torch(reference, why: str) -> N
     assert len(notes) == 1
     assert "is computed by torch: " in notes[0]
     assert why in notes[0]
+
+
+def test_sizes_that_come_again_have_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    often = 4
+    instance = runtime._Instance
+    monkeypatch.setattr(runtime, "_Instance", lambda *args: made.append(args) or instance(*args))
+    states = ov.opset13.parameter([-1, 4], ov.Type.f32)
+    graph = runtime.CompiledGraph(ov.Model([ov.opset13.exp(states)], [states]), torch.float32, spare=2, often=often)
+
+    def run(rows: int, times: int = 1, sizes: bool = True) -> int:
+        for _ in range(times):
+            given, out = torch.randn(rows, 4), torch.empty(rows, 4)
+            graph.run([given], [out], rows if sizes else None)
+            torch.testing.assert_close(out, given.exp())
+        return len(made)
+
+    assert run(3, 2 * often, sizes=False) == 1
+    assert run(5, often - 1) == 1
+    assert run(5) == 2
+    assert run(6, often) == 3
+    run(5)
+    assert run(7, often) == 3  # takes the one of 6 rows
+    assert list(graph._own) == [5, 7]
+    assert run(6, often - 1) == 3
+    assert list(graph._own) == [5, 7]
 
 
 def test_torch_has_one_thread_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tercel.target_model.openvino.convert import converted
 from tercel.target_model.openvino.graph import Layout
 from tercel.target_model.openvino.runtime import CompiledGraph
 
-SPARE = 12  # instances of the step for sizes of their own: a head is small
+SPARE, OFTEN = 12, 256  # instances of the step for sizes of their own: a head is small, and soon prepared
 _ROWS, _BLOCK, _SLOTS, _DRAFTED, _ASKED = 2, 3, 5, 4, 2  # of the example, so that no size is taken for another
 
 
@@ -91,7 +91,7 @@ class HeadGraphs:
     def _compiled(
         self, function: nn.Module, example: list[Tensor], shapes: list[list[int]], spare: int = 0
     ) -> CompiledGraph:
-        return CompiledGraph(converted(function, example, shapes), self.dtype, spare)
+        return CompiledGraph(converted(function, example, shapes), self.dtype, spare, OFTEN)
 
     def _example(self, narrow: Tensor) -> list[Tensor]:
         heads, size = self.layout.shapes[0]

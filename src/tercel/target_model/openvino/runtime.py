@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
-OFTEN = 8  # times that sizes are met before they get an instance
 _HINTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -29,8 +28,8 @@ class CompiledGraph:
     of their own, weights included, up to `spare` of them; then the one that was not used for longest is handed on.
     """
 
-    def __init__(self, model: ov.Model, dtype: torch.dtype, spare: int = 0) -> None:
-        self._model, self._spare = model, spare
+    def __init__(self, model: ov.Model, dtype: torch.dtype, spare: int = 0, often: int = 1) -> None:
+        self._model, self._spare, self._often = model, spare, often
         self._settings = {
             "INFERENCE_PRECISION_HINT": _HINTS[dtype],
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
@@ -51,7 +50,7 @@ class CompiledGraph:
         found = self._own.pop(sizes, None)
         if found is None:
             self._met[sizes] += 1
-            if sizes is None or not self._spare or self._met[sizes] < OFTEN:
+            if sizes is None or not self._spare or self._met[sizes] < self._often:
                 return self._shared
             del self._met[sizes]
             if len(self._own) < self._spare:
