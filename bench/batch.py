@@ -217,7 +217,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tree", type=parse_shape, help="as in `tercel bench`; by default as large as pays")
     parser.add_argument("--max-new-tokens", type=int)
     parser.add_argument("--backend", choices=BACKENDS, default=AUTO, help="what computes the target")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter windows, under ten minutes in all")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter windows")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

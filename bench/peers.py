@@ -1,7 +1,7 @@
 """This package beside its peers on a CPU: the same prompts, checkpoint, head, precision and threads, in turns.
 
     python bench/peers.py --data-dir DIR --json out/peers.json            # 13 peers, an hour on two cores
-    python bench/peers.py --data-dir DIR --json out/peers.json --quick    # under ten minutes
+    python bench/peers.py --data-dir DIR --json out/peers.json --quick    # about five minutes on two cores
 
 A peer is ENGINE-METHOD: docs/peers.md says what each does. Those that are not installed are left out with a line that
 says how to install them. Nothing else may run on the machine meanwhile; the report says what did.

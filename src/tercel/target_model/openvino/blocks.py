@@ -20,7 +20,7 @@ from tercel.target_model.openvino.artefacts import graph_folder, kept_graph
 from tercel.target_model.openvino.cache import SlotCache
 from tercel.target_model.openvino.graph import Layout, convert_decoder, convert_output
 from tercel.target_model.openvino.places import last_position, positions_of
-from tercel.target_model.openvino.runtime import CompiledGraph
+from tercel.target_model.openvino.runtime import CompiledGraph, bucket
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.padding import padded_block
 from tercel.target_model.prefill import run_pieces
@@ -38,7 +38,7 @@ class OpenVinoBlocks:
     """Trees, chains and padded prompts of many rows in one run of a graph.
 
     One graph is held, which captures every layer that was ever asked for; so that the same graph, and with it the same
-    bits, serves with and without drafts. capture: layers to begin with. folder: whether graphs are kept in the
+    bits, serves with and without drafts. capture: layers to begin with. keep: whether graphs are kept in the
     package's cache. say: told what takes long.
     """
 
@@ -75,7 +75,7 @@ class OpenVinoBlocks:
         if block_mask is None:
             block_mask = causal_block(width, tokens.device)
         else:  # a step like many others
-            width = next((one for one in self.block_widths if one >= wanted), wanted)
+            width = bucket(wanted, self.block_widths)
             tokens, positions, block_mask = padded_block(tokens, positions, block_mask, width - wanted)
             sizes = count, width
         lengths = torch.tensor([own.lengths[row] for row in rows])
@@ -85,8 +85,8 @@ class OpenVinoBlocks:
         front = (self._embeddings(tokens), positions.contiguous(), lengths, seen, places)
         states = [torch.empty(count, width, target.hidden_size, dtype=target.dtype) for _ in (0, *self._captured)]
         block = [
-            torch.empty(len(places), count, heads, width, size, dtype=target.dtype)
-            for (heads, size), places in self._layout.groups.items()
+            torch.empty(len(group), count, heads, width, size, dtype=target.dtype)
+            for (heads, size), group in self._layout.groups.items()
         ]
         self._graph.run([*front, *past], [*states, *block], sizes)
         own.hold(rows, [part[..., :wanted, :] for part in block])

@@ -78,9 +78,9 @@ class _Instance:
         self._request.infer()
 
 
-def bucket(size: int) -> int:
-    """The next of few sizes, to which blocks are filled up."""
-    return next((one for one in BUCKETS if one >= size), size)
+def bucket(size: int, sizes: Sequence[int] = BUCKETS) -> int:
+    """The next of few `sizes`, ascending, to which blocks are filled up; itself past the last."""
+    return next((one for one in sizes if one >= size), size)
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
