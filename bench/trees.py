@@ -1,6 +1,6 @@
 """Trees as large as pays, beside trees of one shape: the paper's, others, and the best that any choice could do.
 
-    python bench/trees.py [TARGET] [HEAD] [--data-dir DIR] [--quick] [--json FILE] [--plot FILE.png]
+    python bench/trees.py [TARGET] [HEAD] [--data-dir DIR] [--backend NAME] [--quick] [--json FILE] [--plot FILE.png]
 
 Every question is answered by every method in turn, at temperature 0 and 1. `best fixed` is the fastest of the fixed
 trees on the very questions that are counted, which flatters it. `oracle` is no run: every answer is gone through once
@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from tercel import Engine, Request, SamplingParams, Target, load_draft, make_proposer
+from tercel import Engine, Request, SamplingParams, Target, load_draft, load_target, make_proposer
 from tercel.decode.chances import Chances, expected_calibration_error
 from tercel.decode.cost_aware import CostAware
 from tercel.decode.costs import StepCosts
@@ -34,6 +35,8 @@ from tercel.draft.shape import WIDEST, parse_shape
 from tercel.files import write_json
 from tercel.measure.intervals import Interval, ratio_of_totals, speedup
 from tercel.measure.tasks import Task, parse_tasks, prompt_ids
+from tercel.target_model.backend_names import AUTO as AUTO_BACKEND
+from tercel.target_model.backend_names import BACKENDS
 
 PAPER = "10x8x60"
 GRID = ("chain:1", "chain:2", "chain:4", "2x2x4", "4x2x6", "4x3x8", "6x3x10", "8x4x16", "10x6x32", PAPER)
@@ -82,7 +85,7 @@ class Onlooker(PassingOn):
 
 def main() -> None:
     asked = _arguments()
-    target = Target.load(asked.target)
+    target = load_target(asked.target, dtype=torch.bfloat16, backend=asked.backend)
     head = load_draft(asked.head, target)
     auto = make_proposer("eagle3", target, head=head)
     assert isinstance(auto, CostAware)
@@ -90,10 +93,15 @@ def main() -> None:
     proposers: dict[str, Proposer] = {VANILLA: Vanilla(), AUTO: auto}
     for name in QUICK_GRID if asked.quick else GRID:
         proposers[name] = make_proposer("eagle3", target, head=head, shape=parse_shape(name))
-    count, new = (1, 48) if asked.quick else (asked.questions, asked.max_new_tokens)
+    count, new = (3, 64) if asked.quick else (asked.questions, asked.max_new_tokens)
     names = ",".join(f"{name}:{count}" for name in TASKS) if asked.data_dir else f"demo:{3 * count}"
     tasks = parse_tasks(names, [Path(folder) for folder in asked.data_dir])
-    result: dict[str, Any] = {"target": asked.target, "costs": costs.to_json(), "temperatures": {}}
+    result: dict[str, Any] = {
+        "target": asked.target,
+        "backend": target.backend,
+        "costs": costs.to_json(),
+        "temperatures": {},
+    }
     reliability: dict[float, tuple[Outcome, Outcome]] = {}
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature, max_new_tokens=new, seed=0)
@@ -117,15 +125,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--data-dir", action="append", default=[], help="where the evaluation sets lie")
     parser.add_argument("--questions", type=int, default=5, help="of a task")
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--quick", action="store_true", help="one question a task, few fixed trees")
+    parser.add_argument("--backend", choices=BACKENDS, default=AUTO_BACKEND, help="what computes the target")
+    parser.add_argument("--quick", action="store_true", help="three questions a task, 64 tokens, few fixed trees")
     parser.add_argument("--json", help="write the result there")
     parser.add_argument("--plot", help="draw reliability there")
     return parser.parse_args()
 
 
-def _answer_all(
-    target: Target, proposers: dict[str, Proposer], task: Task, params: SamplingParams
-) -> dict[str, Runs]:
+def _answer_all(target: Target, proposers: dict[str, Proposer], task: Task, params: SamplingParams) -> dict[str, Runs]:
     """Every question by every method, the first of them another each time; after a short one that does not count."""
     runs, names = {name: Runs() for name in proposers}, list(proposers)
     for number, question in enumerate([task.questions[0], *task.questions]):
