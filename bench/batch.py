@@ -171,6 +171,7 @@ def main() -> int:
     plan = plan if asked.max_new_tokens is None else replace(plan, new=asked.max_new_tokens)
     dtype = torch.float32 if asked.check else torch.bfloat16
     target = with_backend(Target.load(asked.target, dtype=dtype), asked.backend, say=print)
+    target.expect_many()
     head = load_draft(asked.head, target)
 
     def make(method: str) -> Proposer:

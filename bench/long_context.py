@@ -124,6 +124,7 @@ def main() -> None:
     lengths = asked.lengths or (LENGTHS[::2] if asked.quick else LENGTHS)
     documents, new = (3, 32) if asked.quick else (10, 128)
     target = with_backend(Target.load(asked.target, dtype=torch.bfloat16), asked.backend, say=print)
+    target.expect_many()
     head = load_draft(asked.head, target)
     spec = asked.tasks or ("long_context" if asked.data_dir else "demo")
     tasks = parse_tasks(spec, [asked.data_dir] if asked.data_dir else [])

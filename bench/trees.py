@@ -86,6 +86,7 @@ class Onlooker(PassingOn):
 def main() -> None:
     asked = _arguments()
     target = load_target(asked.target, dtype=torch.bfloat16, backend=asked.backend)
+    target.expect_many()
     head = load_draft(asked.head, target)
     auto = make_proposer("eagle3", target, head=head)
     assert isinstance(auto, CostAware)

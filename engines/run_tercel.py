@@ -21,6 +21,7 @@ class Tercel(Loaded):
         self.version, self.eos = version("tercel"), tuple(job["eos"])
         dtype = getattr(torch, job["dtype"])
         target = load_target(job["target"], backend=job["backend"], say=print, dtype=dtype)
+        target.expect_many()
         self.settings = {"backend_asked_for": job["backend"], "backend": target.backend}
         self.drafts = job["method"] != VANILLA
         if self.drafts:

@@ -278,10 +278,25 @@ def test_sizes_that_come_again_have_graphs_of_their_own(monkeypatch: pytest.Monk
     assert run(5) == 2
     assert run(6, often) == 3
     run(5)
-    assert run(7, often) == 3  # takes the one of 6 rows
+    assert run(7, often) == 4  # in the place of that for 6 rows
     assert list(graph._own) == [5, 7]
-    assert run(6, often - 1) == 3
+    assert run(6, often - 1) == 4
     assert list(graph._own) == [5, 7]
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same bits", "other bits"])
+def test_sizes_are_compiled_in_where_that_changes_no_bit(same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_same_bits", lambda one, other: torch.equal(one, other) and same)
+    states, past = (ov.opset13.parameter([-1, 4], ov.Type.f32) for _ in range(2))
+    model = ov.Model([ov.opset13.matmul(states, past, False, True)], [states, past])
+    graph = runtime.CompiledGraph(model, torch.float32, spare=2, often=2, growing={1: 0})
+    for slots in (3, 3, 3, 5):
+        states, past, out = torch.randn(2, 4), torch.randn(slots, 4), torch.empty(2, slots)
+        graph.run([states, past], [out], "two rows")
+        torch.testing.assert_close(out, states @ past.T)
+    (own,) = graph._own.values()
+    shapes = [port.partial_shape.to_string() for port in own._request.get_compiled_model().inputs]
+    assert shapes == (["[2,4]", "[?,4]"] if same else ["[?,4]", "[?,4]"])
 
 
 def test_torch_has_one_thread_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:

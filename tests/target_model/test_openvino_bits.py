@@ -12,6 +12,7 @@ pytest.importorskip("openvino", reason="openvino is not installed: pip install '
 
 import openvino as ov
 
+from tercel.target_model.openvino import blocks
 from tercel.target_model.openvino.places import BLOCK, NOWHERE, last_position, positions_of, slot, slots_before
 from tercel.target_model.openvino.runtime import CompiledGraph
 from tercel.target_model.prefill import prefill
@@ -37,7 +38,10 @@ def tree_mask(parents: tuple[int, ...]) -> Tensor:
     [("llama", torch.bfloat16), ("gpt2", torch.bfloat16), ("gemma3", torch.float32)],
     ids=["llama bfloat16", "gpt2 bfloat16", "gemma3 float32"],
 )
-def test_a_path_of_a_tree_is_what_its_tokens_give_one_by_one(arch: str, dtype: torch.dtype) -> None:
+def test_a_path_of_a_tree_is_what_its_tokens_give_one_by_one(
+    arch: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "OFTEN", 7)  # the first by the graph for all sizes, the rest by those for one size
     target = on_openvino(reference_of(arch, dtype, max_position_embeddings=2048))
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(4, VOCAB, (max(LENGTHS),), generator=generator)

@@ -68,6 +68,7 @@ class ChatSession:
 
     def talk(self) -> None:
         """Until /quit or the end of the input."""
+        self._engine.target.expect_many()
         while True:
             try:
                 line = self._console.input(Text("> ", "bold")).strip()

@@ -105,6 +105,7 @@ def run_bench(
 
 def warm_up(target: TargetModel, methods: Mapping[str, Method], question: Question, params: SamplingParams) -> None:
     """A short answer of every method, which counts for nothing."""
+    target.expect_many()
     prompt = prompt_ids(target.tokenizer, question)
     if len(prompt) >= target.context_length:
         prompt = prompt[: target.context_length // 2]  # the question itself will be skipped

@@ -91,6 +91,8 @@ class Blocks(Protocol):
     @property
     def block_widths(self) -> Sequence[int]: ...
 
+    def expect_many(self) -> None: ...
+
     def last_position(self, length: int) -> int | None:
         """How far a tree may reach that comes after `length` tokens; None where nothing but the context ends."""
         ...
@@ -124,6 +126,10 @@ class TargetModel(Protocol):
     @property
     def backend(self) -> str:
         """What computes its blocks."""
+        ...
+
+    def expect_many(self) -> None:
+        """Many more blocks are to come, so what takes a while to prepare and makes them faster is worth it at once."""
         ...
 
     def beside(self) -> AbstractContextManager[None]:

@@ -70,6 +70,9 @@ class TokenSteps:
     def __init__(self, stock: StockDecoder) -> None:
         self._stock = stock
 
+    def expect_many(self) -> None:
+        """There is nothing to prepare."""
+
     def new_cache(self, rows: int, capacity: int) -> StepCache:
         return StepCache(rows, self._stock.config)
 

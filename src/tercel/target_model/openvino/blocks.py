@@ -18,7 +18,7 @@ from tercel.target_model.backend_names import OPENVINO
 from tercel.target_model.masks import causal_block
 from tercel.target_model.openvino.artefacts import graph_folder, kept_graph
 from tercel.target_model.openvino.cache import SlotCache
-from tercel.target_model.openvino.graph import Layout, convert_decoder, convert_output
+from tercel.target_model.openvino.graph import Layout, convert_decoder, convert_output, slot_axes
 from tercel.target_model.openvino.places import last_position, positions_of
 from tercel.target_model.openvino.runtime import CompiledGraph, bucket
 from tercel.target_model.output import TargetOutput
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 MOST = 4  # instances of a graph for sizes of their own
-OFTEN = 48  # 0.8 s over some 9 ms, and not all of those times another size was before
+OFTEN, SOON = 256, 8  # 1 to 2 s over 3 to 4 ms, or a dozen after another size; and where many are to come
 
 
 class OpenVinoBlocks:
@@ -51,7 +51,11 @@ class OpenVinoBlocks:
         self._target, self._keep, self._say = target, keep, say
         self._embeddings = target.model.get_input_embeddings()
         self._captured: tuple[int, ...] = ()
+        self._often = OFTEN
         self._build(capture)
+
+    def expect_many(self) -> None:
+        self._often = self._graph.often = SOON
 
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
         return SlotCache(self._layout, self._target.dtype, rows)
@@ -114,7 +118,7 @@ class OpenVinoBlocks:
         part, stock = f"layers, giving inputs of {layers}", self._target.stock
         model = _graph(self._target, part, self._keep, self._say, lambda: convert_decoder(stock, layers))
         self._layout = Layout.of(model)
-        self._graph = CompiledGraph(model, self._target.dtype, self._spare, OFTEN)
+        self._graph = CompiledGraph(model, self._target.dtype, self._spare, self._often, slot_axes(model))
         self._captured = tuple(layers)
 
     @property

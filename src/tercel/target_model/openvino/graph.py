@@ -57,6 +57,11 @@ class Layout:
         return found
 
 
+def slot_axes(model: ov.Model) -> dict[int, int]:
+    """Of a decoder's graph: the axis of each input that grows with the context, by input."""
+    return {_FRONT - 1: 0, **{place: 2 for place in range(_FRONT, len(model.inputs))}}
+
+
 class BlockCache(Cache):
     """The cache that a decoder sees: the past `[B, H, S, D]` of every layer, and what a block adds `[B, H, T, D]`.
 
