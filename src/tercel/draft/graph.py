@@ -19,7 +19,7 @@ from tercel.target_model.openvino.convert import converted
 from tercel.target_model.openvino.graph import Layout
 from tercel.target_model.openvino.runtime import CompiledGraph
 
-SPARE, OFTEN = 12, 256  # instances of the step for sizes of their own: a head is small, and soon prepared
+SPARE, OFTEN = 12, 64  # instances of the step for sizes of their own: a head is small, and soon prepared
 _ROWS, _BLOCK, _SLOTS, _DRAFTED, _ASKED = 2, 3, 5, 4, 2  # of the example, so that no size is taken for another
 
 
