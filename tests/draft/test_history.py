@@ -64,6 +64,13 @@ def test_entries_order_and_kinds_of_numbers_stay() -> None:
     )
 
 
+def test_what_is_no_longer_known_is_not_told() -> None:
+    record = TrainingRecord.from_json(TRAINING, "training", HERE)
+    told = replace(record, data_licence=None, recipe=None).to_json()
+    assert TrainingRecord.from_json(told, "training", HERE) == replace(record, data_licence=None, recipe=None)
+    assert list(told) == [name for name in TRAINING if name not in ("data_licence", "recipe")]
+
+
 def test_a_new_record_says_what_is_known_and_no_more() -> None:
     assert TrainingRecord().to_json() == MeasuredRecord().to_json() == {}
     assert TrainingRecord(data=("a",), data_licence="").to_json() == {"data": ["a"], "data_licence": ""}

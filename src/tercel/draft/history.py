@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from tercel.draft.json_record import JsonRecord
+from tercel.draft.json_record import ADVICE, JsonRecord
 from tercel.errors import TercelError
 
 TRAINED, FROZEN = "trained", "frozen"  # what a record says of a head's own embeddings
@@ -74,7 +74,7 @@ class TrainingRecord(JsonRecord):
         for name, others in cls._TOGETHER.items():
             for other in others:
                 if name in value and other not in value:
-                    raise TercelError(f"{place} in {path} has {name} but no {other}; save or fetch the head again")
+                    raise TercelError(f"{place} in {path} has {name} but no {other}; {ADVICE}")
         return record
 
 
@@ -99,7 +99,7 @@ class HeldOut(JsonRecord):
     def from_json(cls, value: Any, place: str, path: Path) -> Self:
         record = super().from_json(value, place, path)
         if record.steps is None and record.rows is None:
-            raise TercelError(f"{place} in {path} has no steps; save or fetch the head again")
+            raise TercelError(f"{place} in {path} has no steps; {ADVICE}")
         return record
 
 

@@ -10,6 +10,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from tercel.errors import TercelError
 
+ADVICE = "save or fetch the head again"
 _WORDS = {str: "text", int: "a whole number", float: "a number"}
 
 
@@ -44,7 +45,7 @@ class JsonRecord:
         kinds, read = get_type_hints(cls), dict(value)
         missing = sorted(f.name for f in _entries_of(cls) if f.default is MISSING and f.name not in value)
         if missing:
-            raise TercelError(f"{place} in {path} has no {missing[0]}; save or fetch the head again")
+            raise TercelError(f"{place} in {path} has no {missing[0]}; {ADVICE}")
         for entry in _entries_of(cls):
             if entry.name in value:
                 kind, null = _null_apart(kinds[entry.name], entry)
@@ -59,7 +60,10 @@ class JsonRecord:
         return {**{name: said[name] for name in self.order if name in said}, **said}
 
     def _says(self, entry: Field[Any]) -> bool:
-        return entry.name in self.order or entry.default is MISSING or getattr(self, entry.name) != entry.default
+        value = getattr(self, entry.name)
+        if value is None:  # null may stand only where an entry has to
+            return entry.default is MISSING
+        return entry.name in self.order or value != entry.default
 
 
 def _entries_of(kind: type[JsonRecord]) -> list[Field[Any]]:
@@ -99,4 +103,4 @@ def _plain(value: Any) -> Any:
 
 
 def _refuse(value: Any, wanted: str, place: str, path: Path) -> None:
-    raise TercelError(f"{place} in {path} must be {wanted}, not {str(value)[:40]!r}; save or fetch the head again")
+    raise TercelError(f"{place} in {path} must be {wanted}, not {str(value)[:40]!r}; {ADVICE}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from tercel.chat import dates
 from tercel.draft.history import HeldOut
+from tercel.draft.json_record import ADVICE
 from tercel.errors import TercelError
 from tercel.files import sync, write_text
 from tercel.growing import json_lines
@@ -86,6 +87,10 @@ class Journal:
         if self.path.is_file():
             sync(self.path)
 
+    def clear(self) -> None:
+        """Drop all entries."""
+        write_text(self.path, "", held=True)
+
     def cut(self, step: int) -> None:
         """Drop the entries after `step`, which a resumed run makes again, and what is damaged."""
         entries, wrong = self._read()
@@ -116,7 +121,7 @@ def _eval_problem(values: Any) -> str:
     try:
         held_out = HeldOut.from_json(values, "eval", Path("the row"))
     except TercelError as error:
-        return str(error).rpartition("; ")[0]  # the advice is for heads
+        return str(error).removesuffix(f"; {ADVICE}")
     if not all(map(_is_finite, (held_out.tau, *held_out.alpha))):  # a loss may have been too large for the dtype
         return "a tau or alpha of its evaluation is not a number"
     return ""
