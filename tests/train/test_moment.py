@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tercel.chat.dates import RECORD
 from tercel.errors import TercelError
 from tercel.train.journal import Journal
 from tercel.train.moment import recorded_moment
 from tercel.train.run_folder import RunFolder
+from tercel.train.run_writer import RunWriter
 from tests.train.test_loop import SMALL, run
 
 MOMENT = datetime(2025, 3, 5, 6, 7, 8)
@@ -71,3 +73,12 @@ def test_a_run_without_a_date(tmp_path: Path) -> None:
     assert recorded_moment(RunFolder(tmp_path / "none")) is None
     run(tmp_path / "run", SMALL, stop_after=1)
     assert recorded_moment(RunFolder(tmp_path / "run")) is None
+
+
+def test_a_run_that_saved_nothing_leaves_no_moment(tmp_path: Path) -> None:
+    writer = RunWriter(RunFolder(tmp_path / "run"), "key")
+    writer.journal.add({"step": 0, RECORD: "2026-03-05T06:07:08"})
+    writer.begin(MOMENT.isoformat())
+    assert writer.journal.rendered_at() == MOMENT
+    writer.begin(None)
+    assert writer.journal.entries() == []

@@ -43,8 +43,9 @@ class RunWriter:
         return state
 
     def begin(self, rendered_at: str | None) -> None:
-        """Empty the journal but for the moment that the chats were rendered for."""
-        self.journal.cut(0)
+        """Begin the journal with the moment that the chats were rendered for; what a run that saved nothing wrote
+        goes."""
+        self.journal.clear()
         self._note_moment(rendered_at)
 
     def go_on(self, state: TrainState, last: DraftModel) -> None:
