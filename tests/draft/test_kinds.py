@@ -20,6 +20,8 @@ from tercel.draft.inspect import inspect_head
 from tercel.draft.kinds import KINDS, head_class, new_head
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
+from tercel.train.config import TrainConfig
+from tercel.train.initial import head_from
 from tests.decode.drafts import random_draft, tiny_target
 
 
@@ -69,6 +71,10 @@ def test_it_drafts(cool: DraftModel) -> None:
     asked = [Request((5, 17, 33), SamplingParams(max_new_tokens=6))]
     drafted = Engine(target, Eagle3(cool, target, TreeShape(3, 2, 6))).generate(asked)[0]
     assert drafted.nodes > drafted.steps
+
+
+def test_training_goes_on_with_its_kind(cool: DraftModel) -> None:
+    assert type(head_from(cool, TrainConfig())) is CoolHead
 
 
 def test_a_kind_that_this_version_does_not_know(cool: DraftModel, tmp_path: Path) -> None:

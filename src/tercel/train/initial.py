@@ -99,7 +99,7 @@ def head_from(origin: DraftModel, run: TrainConfig) -> Eagle3Head:
                 f"{origin.path} has {name} {theirs}, but this run asks for {asked}; "
                 "give the same head settings, or leave out --start-from"
             )
-    head = Eagle3Head(config)
+    head = type(origin.eagle3)(config)
     head.load_state_dict(origin.eagle3.state_dict())
     if config.own_embeddings:
         head.embed_tokens.requires_grad_(origin.info.training.embeddings != FROZEN)
