@@ -27,15 +27,8 @@ _SIZES = {
     "max_position_embeddings": limits.POSITIONS,
 }
 _DENSE_WIDTHS = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
-_FLAGS = (
-    "fc_norm",
-    "norm_output",
-    "norm_before_residual",
-    "norm_before_fc",
-    "attention_bias",
-    "own_embeddings",
-    "own_output",
-)
+# off, unless a head says otherwise
+FLAGS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "attention_bias", "own_embeddings")
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,7 @@ class HeadConfig:
         _check_rope(self.rope_parameters)
         if not isinstance(self.rms_norm_eps, float) or not 0 < self.rms_norm_eps < 1:
             raise TercelError(f"rms_norm_eps of a head must be a small positive number, not {short(self.rms_norm_eps)}")
-        for name in _FLAGS:
+        for name in (*FLAGS, "own_output"):
             if not isinstance(getattr(self, name), bool):
                 raise TercelError(f"{name} of a head must be true or false, not {short(getattr(self, name))}")
         if self.num_attention_heads % self.num_key_value_heads:

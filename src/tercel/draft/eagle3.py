@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from tercel.draft.config import HeadConfig, engine_default_layers
+from tercel.draft.config import FLAGS, HeadConfig, engine_default_layers
 from tercel.draft.head import HeadWork, StepHead
 from tercel.draft.layers import MLP, Projected, RMSNorm, Rotary, rotate
 from tercel.errors import TercelError
@@ -84,8 +84,7 @@ class Eagle3Head(StepHead):
                 nn.init.zeros_(parameter)
 
     def in_words(self) -> str:
-        flags = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "attention_bias", "own_embeddings")
-        found = [name for name in flags if vars(self.config)[name]]
+        found = [name for name in FLAGS if vars(self.config)[name]]
         newer = "EAGLE-3.1" if self.config.fc_norm or self.config.norm_output else self.title
         return f"{newer} ({', '.join(found)})" if found else newer
 
