@@ -14,6 +14,7 @@ from tercel.chat.conversation import TokenizedChat
 from tercel.draft.alignment import FIRST_PREDICTED
 from tercel.errors import TercelError
 from tercel.train.config import TrainConfig
+from tercel.train.ranks import Step
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int, epochs: int, seed: i
     return plan
 
 
-def plan_steps(lengths: Sequence[int], config: TrainConfig) -> list[list[list[int]]]:
-    """The optimizer steps of a run over chats of these lengths: the chats of each micro-batch of each step."""
+def plan_steps(lengths: Sequence[int], config: TrainConfig) -> list[Step]:
+    """The optimizer steps of a run over chats of these lengths."""
     micro = plan_batches(lengths, config.batch_tokens, config.epochs, config.seed)
     steps = [micro[i : i + config.accumulate] for i in range(0, len(micro), config.accumulate)]
     return steps[: config.max_steps] if config.max_steps else steps

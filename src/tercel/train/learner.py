@@ -149,6 +149,7 @@ class Learner:
         if self.ranks.count == len(groups) == 1:  # that of the only batch
             return None, [None]
         encoded = [self.supply.encode(chats) for chats in groups]
+        # each batch is made a second time to learn from it: to keep them would hold a teacher `[U, W]` of every one
         total = Extent(0, (0,) * objective.steps)
         for chats, ready in zip(groups, encoded, strict=True):
             total += Extent.of(self.supply.batch(chats, ready), self.supply.to_draft, objective)
