@@ -105,7 +105,7 @@ def _tokenizer(model: DraftModel, target: KnownTarget) -> Iterator[Misfit]:
         "refuse",
         f"{_where(model)} was trained with the tokenizer of {own.name}, but {name} has another one, so that its drafts "
         "would be other tokens",
-        "give the target it was trained for",
+        f"give a head made for {name}, or this head's own target",
     )
 
 
@@ -117,7 +117,7 @@ def _weights(model: DraftModel, target: KnownTarget) -> Iterator[Misfit]:
         "weights",
         "warn",
         f"{_where(model)} was trained for {own.name}, whose weights or settings are not those of {name}",
-        "acceptance may be poor, so give the right target, or train the head on for this one (--start-from)",
+        "acceptance may be poor, so give this head's own target, or train the head on for this one (--start-from)",
     )
 
 
