@@ -9,7 +9,8 @@ import pytest
 from typer.main import get_command
 
 from tercel.cli.app import app
-from tercel.cli.options import DraftOptions, SamplingOptions, parse_logit_bias
+from tercel.cli.options import DraftOptions
+from tercel.cli.sampling_options import SamplingOptions, parse_logit_bias
 from tercel.cli.settings import parse_layers
 from tercel.decode.sampling import SamplingParams
 from tercel.draft.shape import PAPER, TreeShape

@@ -16,15 +16,13 @@ from tercel.cli.options import (
     DataDirs,
     DecodingModelOptions,
     DraftOptions,
-    FollowConfig,
     HeadName,
     JsonFile,
     PlotFile,
-    Sample,
     TargetName,
     TaskList,
-    Temperature,
 )
+from tercel.cli.sampling_options import FollowConfig, Sample, Temperature
 from tercel.decode.proposers import EAGLE3, VANILLA, check_known, make_proposer, proposer_kind
 from tercel.errors import TercelError
 from tercel.files import write_json

@@ -13,7 +13,8 @@ from tercel.cli.answer import LEGEND, rate_line, stream_answer
 from tercel.cli.consoles import OutputClosed, PlainConsole, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
-from tercel.cli.options import DecodingModelOptions, DraftOptions, HeadName, SamplingOptions, TargetName
+from tercel.cli.options import DecodingModelOptions, DraftOptions, HeadName, TargetName
+from tercel.cli.sampling_options import SamplingOptions
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from tercel.cli.answer import LEGEND, as_json, rate_line, stream_answer
 from tercel.cli.consoles import result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
-from tercel.cli.options import DecodingModelOptions, DraftOptions, HeadName, JsonFile, SamplingOptions, TargetName
+from tercel.cli.options import DecodingModelOptions, DraftOptions, HeadName, JsonFile, TargetName
 from tercel.cli.paths import user_path
+from tercel.cli.sampling_options import SamplingOptions
 from tercel.errors import TercelError
 from tercel.files import write_json
 from tercel.reading import UnreadableError, bounded, read_bytes

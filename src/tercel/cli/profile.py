@@ -10,17 +10,9 @@ import typer
 from tercel.cli.consoles import counting_bar, result_console, say
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
-from tercel.cli.options import (
-    DataDirs,
-    DecodingModelOptions,
-    DraftOptions,
-    FollowConfig,
-    HeadName,
-    JsonFile,
-    PlotFile,
-    TargetName,
-)
+from tercel.cli.options import DataDirs, DecodingModelOptions, DraftOptions, HeadName, JsonFile, PlotFile, TargetName
 from tercel.cli.paths import user_names
+from tercel.cli.sampling_options import FollowConfig
 from tercel.cli.settings import parse_numbers
 from tercel.decode.proposers import VANILLA, make_proposer, proposer_kind
 from tercel.files import write_json

@@ -14,8 +14,9 @@ from tercel.cli.consoles import PlainConsole, result_console, text_column
 from tercel.cli.data import Source
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
-from tercel.cli.options import NOTHING, DecodingModelOptions, DraftOptions, FollowConfig, Sample, Temperature
+from tercel.cli.options import NOTHING, DecodingModelOptions, DraftOptions
 from tercel.cli.paths import user_name, user_path
+from tercel.cli.sampling_options import FollowConfig, Sample, Temperature
 from tercel.decode.proposers import EAGLE3
 from tercel.errors import TercelError
 from tercel.files import require_free

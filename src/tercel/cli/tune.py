@@ -19,17 +19,15 @@ from tercel.cli.options import (
     DataDirs,
     DecodingModelOptions,
     DraftOptions,
-    FollowConfig,
     HeadName,
     JsonFile,
     LayerIds,
     LayerIdsOption,
     PlotFile,
-    Sample,
     TargetName,
-    Temperature,
 )
 from tercel.cli.paths import tercel_command, user_names
+from tercel.cli.sampling_options import FollowConfig, Sample, Temperature
 from tercel.cli.tune_engine import ThereOptions, tune_there, what_is_known
 from tercel.decode.proposers import EAGLE3, VANILLA, make_proposer
 from tercel.errors import TercelError

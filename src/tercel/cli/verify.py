@@ -13,16 +13,8 @@ from tercel import limits
 from tercel.cli.consoles import PlainConsole, counting_bar, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_proposer, open_sampling, open_target, say_notes
-from tercel.cli.options import (
-    DataDirs,
-    DecodingModelOptions,
-    DraftOptions,
-    FollowConfig,
-    HeadName,
-    JsonFile,
-    TargetName,
-    TaskList,
-)
+from tercel.cli.options import DataDirs, DecodingModelOptions, DraftOptions, HeadName, JsonFile, TargetName, TaskList
+from tercel.cli.sampling_options import FollowConfig
 from tercel.decode.proposers import VANILLA, make_proposer, proposer_kind
 from tercel.errors import TercelError
 from tercel.files import write_json
