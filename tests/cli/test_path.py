@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,10 @@ def test_interrupted_regeneration_goes_on(tmp_path: Path, world: World, monkeypa
     assert sorted(cut.read_text("utf-8").splitlines()) == sorted(whole.read_text("utf-8").splitlines())
 
 
-def test_interrupted_training_goes_on(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_training_goes_on(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, code: int
+) -> None:
     out = tmp_path / "head"
     command = ["train", world.target, "--data", str(world.answers), "--out", str(out), *RECIPE]
     step = TrainProgress.stepped
@@ -89,12 +93,13 @@ def test_interrupted_training_goes_on(tmp_path: Path, world: World, monkeypatch:
     def stopped(self: TrainProgress, number: int, metrics: dict[str, float]) -> None:
         step(self, number, metrics)
         if number == 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(sent)
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainProgress, "stepped", stopped)
         ended = run(*command)
-    assert ended.code == 130
+    assert ended.code == code
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert "the same command resumes" in ended.err
     assert not (out / "model.safetensors").exists()
     again = run(*command)

@@ -17,6 +17,7 @@ import torch
 from tercel.draft import load_head
 from tercel.errors import TercelError
 from tercel.measure.record import record
+from tercel.stopping import Terminated, terminable
 from tercel.train import state as state_module
 from tercel.train.acceptance import simulate
 from tercel.train.batches import split, usable
@@ -142,19 +143,21 @@ def test_ctrl_c_saves_the_state(tmp_path, whole):
     same(tmp_path / "r", whole)
 
 
-def test_ctrl_c_in_the_middle_of_an_update_waits_for_its_end(tmp_path, whole, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_of_an_update_waits_for_its_end(tmp_path, whole, monkeypatch, number):
     update, calls = torch.optim.AdamW.step, []
 
     def interrupted(self, *args, **kwargs):
         calls.append(1)
         if len(calls) == 3:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return update(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as stop, terminable():
             run(tmp_path / "r")
+    assert (type(stop.value) is Terminated) == (number == signal.SIGTERM)
     assert torch.load(RunFolder(tmp_path / "r").state, weights_only=True)["step"] == 3
     run(tmp_path / "r")
     same(tmp_path / "r", whole)

@@ -34,10 +34,11 @@ from tercel.cli import (
 from tercel.cli.consoles import OutputClosed, result_console, say, silence
 from tercel.cli.plain import never_fail
 from tercel.errors import TercelError
+from tercel.stopping import Terminated, terminable
 
 USER_ERROR, INTERNAL_ERROR, INTERRUPTED = 2, 1, 130
 SENTENCE = 1500  # characters of an error at most
-OUTPUT_CLOSED = 141  # what a shell gives for a program that SIGPIPE has ended
+OUTPUT_CLOSED, TERMINATED = 141, 143  # what a shell gives for a program that SIGPIPE or SIGTERM has ended
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ADVICE = {
     errno.EACCES: "see to its permissions or choose another place",
@@ -70,7 +71,7 @@ class _Verbs(TyperGroup):
             return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: Any) -> Any:
-        with _told_in_one_sentence():
+        with _told_in_one_sentence(), terminable():
             return super().invoke(ctx)
 
 
@@ -118,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends with `SystemExit`.
 
     Codes: 0 done, 1 a check failed or an unexpected error, 2 a wrong input, 130 interrupted, 141 the reader of the
-    output has gone (`… | head`).
+    output has gone (`… | head`), 143 terminated (SIGTERM).
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
@@ -142,6 +143,8 @@ def _told_in_one_sentence() -> Iterator[None]:
     except (OutputClosed, BrokenPipeError) as error:
         silence(sys.stdout)
         raise typer.Exit(OUTPUT_CLOSED) from error
+    except Terminated as error:
+        raise _ended(str(error) or "terminated", TERMINATED) from error
     except KeyboardInterrupt as error:
         raise _ended(str(error) or "interrupted", INTERRUPTED) from error
     except OSError as error:

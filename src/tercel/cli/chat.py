@@ -16,6 +16,7 @@ from tercel.cli.models import open_proposer, open_sampling, open_target, say_not
 from tercel.cli.options import DecodingModelOptions, DraftOptions, HeadName, TargetName
 from tercel.cli.sampling_options import SamplingOptions
 from tercel.errors import TercelError
+from tercel.stopping import Terminated
 
 if TYPE_CHECKING:
     from tercel.chat import Message
@@ -94,7 +95,7 @@ class ChatSession:
             answer = self._answer(asked)
         except TercelError as error:
             self._console.print_line(str(error), "yellow")
-        except OutputClosed:
+        except (OutputClosed, Terminated):
             raise
         except KeyboardInterrupt:
             self._console.print()

@@ -21,6 +21,7 @@ from tercel.decode.proposers import EAGLE3
 from tercel.errors import TercelError
 from tercel.files import require_free
 from tercel.heads import shipped
+from tercel.stopping import stopped
 
 if TYPE_CHECKING:
     from tercel.chat import RegenerateReport
@@ -97,10 +98,8 @@ def command(
                 in_flight=in_flight,
                 on_progress=progress.show,
             )
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"stopped; {out}.part keeps the answers; the same command resumes"
-            ) from None
+        except KeyboardInterrupt as stop:
+            raise stopped(stop, f"stopped; {out}.part keeps the answers; the same command resumes") from None
     for line in report_lines(report, out):
         console.print_line(line)
     say_notes(engine.proposer)

@@ -18,6 +18,7 @@ from tercel.cli.options import ModelOptions, TargetName
 from tercel.cli.paths import tercel_command, user_name, user_path
 from tercel.cli.settings import only_in_files, read_settings
 from tercel.cli.train_progress import TrainProgress
+from tercel.stopping import stopped
 from tercel.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -104,10 +105,8 @@ def command(
                 data_licence=data_licence,
                 rendered_at=moment,
             )
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"stopped; {out} keeps the run; the same command resumes it"
-            ) from None
+        except KeyboardInterrupt as stop:
+            raise stopped(stop, f"stopped; {out} keeps the run; the same command resumes it") from None
     progress.draw_curves()
     print_summary(console, summary, target)
 

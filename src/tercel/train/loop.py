@@ -14,6 +14,7 @@ import torch
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftModel, HeadInfo, MeasuredRecord, TrainingRecord
 from tercel.draft.history import HeldOut
+from tercel.stopping import uninterrupted
 from tercel.target_model.protocol import TargetModel
 from tercel.train.acceptance import simulate
 from tercel.train.batches import Split, data_digest, plan_batches, plan_steps, split, supervised_counts, usable
@@ -23,7 +24,6 @@ from tercel.train.initial import first_head
 from tercel.train.learner import Learner
 from tercel.train.run_folder import RunFolder
 from tercel.train.run_writer import RunWriter
-from tercel.train.state import uninterrupted
 
 EVAL_BATCH_TOKENS = 4096
 
@@ -152,7 +152,8 @@ class _Run:
                 if self.step % self.config.save_every == 0 or self.step == last:
                     self._save()
         except KeyboardInterrupt:
-            self._save()
+            with uninterrupted():
+                self._save()
             raise
         return self._summary()
 

@@ -23,8 +23,8 @@ from tercel.file_set import (
 )
 from tercel.interop.card import head_card
 from tercel.reading import read_json
+from tercel.stopping import uninterrupted
 from tercel.train.run_folder import RunFolder
-from tercel.train.state import uninterrupted
 
 
 class RunHeads:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,22 +32,6 @@ class TrainState:
     optimizer: dict[str, Any]
     rng: torch.Tensor
     best_head: dict[str, torch.Tensor]
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the block ends: neither half an update nor half a save may stay."""
-    if threading.current_thread() is not threading.main_thread():  # only there do signals arrive
-        yield
-        return
-    held: list[int] = []
-    previous = signal.signal(signal.SIGINT, lambda number, _frame: held.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if held:
-        raise KeyboardInterrupt
 
 
 def save_state(state: TrainState, folder: Path) -> None:
