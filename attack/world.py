@@ -20,8 +20,8 @@ STOPPED = 4  # steps of the run that was stopped
 EXACT = ("--dtype", "float32")
 # fmt: off
 RECIPE = (
-    "--batch-tokens", "256", "--draft-vocab", "64", "--eval-share", "0.2", "--lr", "5e-3", "--ttt-steps", "2",
-    "--eval-every", "2", "--epochs", "3", *EXACT,
+    "--batch-tokens", "256", "--draft-vocab", "64", "--lr", "5e-3", "--epochs", "3", *EXACT,
+    "--config", str(Path(__file__).with_name("recipe.yaml")),
 )
 # fmt: on
 FORMATS = ("sglang", "specforge", "speculators", "modelopt", "angelslim")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -96,10 +97,8 @@ def training(room: Room, file: str) -> Command:
             "1",
             "--draft-vocab",
             "40",
-            "--ttt-steps",
-            "2",
-            "--eval-share",
-            "0.4",
+            "--config",
+            str(Path(__file__).with_name("recipe.yaml")),
             "--dtype",
             "float32",
         ],

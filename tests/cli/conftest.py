@@ -13,8 +13,9 @@ from tests.cli.running import run
 from tests.tiny import save_tiny
 
 TEXT = "the cat sat on a red mat and it is in the rain while he was there for ten days"
-RECIPE = ["--batch-tokens", "256", "--draft-vocab", "64", "--eval-share", "0.2", "--lr", "5e-3"]
-RECIPE += ["--ttt-steps", "3", "--eval-every", "8", "--dtype", "float32"]
+RECIPE_FILE = Path(__file__).with_name("recipe.yaml")
+RECIPE = ["--batch-tokens", "256", "--draft-vocab", "64", "--lr", "5e-3", "--dtype", "float32"]
+RECIPE += ["--config", str(RECIPE_FILE)]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,13 @@ class World:
 
     def copy_head(self, folder: Path) -> Path:
         return Path(shutil.copytree(self.head, folder / "copy"))
+
+
+def recipe_with(folder: Path, *lines: str) -> Path:
+    """A file of `RECIPE`'s settings and of these; a line wins over one before it."""
+    file = folder / "recipe.yaml"
+    file.write_text(RECIPE_FILE.read_text("utf-8") + "".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return file
 
 
 def write_prompts(path: Path, count: int) -> Path:

@@ -13,7 +13,7 @@ from tercel.draft.misfits import Misfit, misfits
 from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target
 from tercel.target_model.stored import StoredTarget
-from tests.cli.conftest import RECIPE, World
+from tests.cli.conftest import RECIPE, World, recipe_with
 from tests.cli.running import Ended, everything, refused, run
 from tests.interop.foreign import write_specforge
 from tests.tiny import VOCAB, save_tiny, tiny_tokenizer
@@ -24,8 +24,7 @@ SHORT = ["--max-new-tokens", "4", *EXACT]
 
 def short(out: Path) -> Path:
     """Settings of a run of few steps."""
-    (out / "short.yaml").write_text("limit: 8\n")
-    return out / "short.yaml"
+    return recipe_with(out, "limit: 8")
 
 
 def other_tokenizer(folder: Path, world: World) -> Path:

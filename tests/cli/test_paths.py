@@ -21,7 +21,7 @@ from tercel.interop.card import head_card
 from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target
 
-from .conftest import RECIPE, World
+from .conftest import RECIPE, World, recipe_with
 from .running import everything, refused, run
 
 EXACT = ["--dtype", "float32"]
@@ -101,9 +101,9 @@ def test_homes_in_flags(home: Path, world: World) -> None:
 def test_homes_in_yaml(home: Path, world: World) -> None:
     shutil.copy(world.answers, home / "answers.jsonl")
     values = ["data: [~/answers.jsonl]", "out: ~/head", "feature-cache: ~/features", "start-from: ~/earlier"]
-    (home / "recipe.yaml").write_text("\n".join(values), encoding="utf-8")
+    recipe_with(home, *values)
     shutil.copytree(world.head, home / "earlier")
-    ended = run("train", world.target, "--config=~/recipe.yaml", *RECIPE, "--max-steps", "1")
+    ended = run("train", world.target, *RECIPE, "--config=~/recipe.yaml", "--max-steps", "1")
     assert ended.code == 0, ended.err
     assert (home / "head" / "model.safetensors").is_file()
     assert (home / "features").is_dir()

@@ -15,7 +15,7 @@ from tercel.cli.consoles import PlainConsole
 from tercel.cli.train_progress import TrainProgress
 from tercel.draft.history import HeldOut
 
-from .conftest import RECIPE, World
+from .conftest import RECIPE, World, recipe_with
 from .running import everything, refused, run, run_program
 from .screens import run_encoded, run_on_terminal, run_unread, run_with
 
@@ -72,7 +72,8 @@ def test_what_a_benchmark_will_need_is_asked_before_it(
 
 def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "head"
-    command = ["train", world.target, "--data", str(world.answers), "--out", str(out), *RECIPE, "--eval-every", "2"]
+    command = ["train", world.target, "--data", str(world.answers), "--out", str(out), *RECIPE]
+    command += ["--config", str(recipe_with(tmp_path, "eval-every: 2"))]
     reader, writer = os.pipe()
     evaluated = TrainProgress.evaluated
 

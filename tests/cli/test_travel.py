@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .conftest import RECIPE, World
+from .conftest import RECIPE, World, recipe_with
 from .running import refused, run
 
 EXACT = ["--dtype", "float32"]
@@ -25,7 +25,8 @@ def test_a_head_of_another_maker_goes_through_every_verb(tmp_path: Path, world: 
     assert with_it.code == 0, with_it.err
     assert with_it.out == alone.out
     on = ["--data", str(world.answers), "--out", str(tmp_path / "more"), "--start-from", str(foreign)]
-    more = run("train", world.target, *on, *RECIPE, "--epochs", "1", "--max-steps", "2", "--data-licence", "CC0")
+    told = recipe_with(tmp_path, "data-licence: CC0")
+    more = run("train", world.target, *on, *RECIPE, "--epochs", "1", "--max-steps", "2", "--config", str(told))
     assert more.code == 0, more.err
     assert "Licence of the data: CC0." in (tmp_path / "more" / "README.md").read_text("utf-8")
 

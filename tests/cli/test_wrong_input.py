@@ -181,7 +181,7 @@ def test_bad_yaml(tmp_path: Path, world: World, settings: str, words: tuple[str,
     file, out = tmp_path / "recipe.yaml", tmp_path / "head"
     file.write_text(settings, encoding="utf-8")
     command = ["train", world.target, "--data", str(world.answers), "--out", str(out), "--config", str(file)]
-    refused(run(*command, "--eval-share", "0.2", *EXACT), *words)
+    refused(run(*command, *EXACT), *words)
     assert not out.exists()
 
 

@@ -55,7 +55,7 @@ def only_in_files(ctx: typer.Context, parameter: typer.CallbackParam, value: Any
     source = ctx.get_parameter_source(str(parameter.name))
     if source is not None and source.name == "COMMANDLINE":
         name = str(parameter.name).replace("_", "-")
-        raise TercelError(f"--{name} is no flag; put `{name}: {json.dumps(value)}` into a YAML file, for --config")
+        raise TercelError(f"--{name} is no flag; put `{name}: {json.dumps(value, default=str)}` into a YAML file, for --config")
     return value
 
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from tercel.train.loop import TrainSummary
 
-_IN_FILES = ", ".join(sorted(["limit", *(n.replace("_", "-") for n, s in TrainConfig.told().items() if not s.flag)]))
+_OF_DATA = ("limit", "check-overlap", "data-licence")  # beside those of `TrainConfig`
+_IN_FILES = ", ".join(sorted([*_OF_DATA, *(n.replace("_", "-") for n, s in TrainConfig.told().items() if not s.flag)]))
 
 
 @with_groups
@@ -59,11 +60,18 @@ def command(
     check_overlap: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="EVALFILE", parser=user_path, help="Drop conversations that overlap with it; may be repeated."
+            metavar="EVALFILE",
+            parser=user_path,
+            help="Drop conversations that overlap with these files.",
+            hidden=True,
+            callback=only_in_files,
         ),
     ] = None,
     data_licence: Annotated[
-        str, typer.Option(metavar="TEXT", help="Licence of the data, for the model card.", show_default=False)
+        str,
+        typer.Option(
+            metavar="TEXT", help="Licence of the data, for the model card.", hidden=True, callback=only_in_files
+        ),
     ] = "",
     feature_cache: Annotated[
         Path | None,

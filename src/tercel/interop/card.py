@@ -130,7 +130,7 @@ def _data(training: TrainingRecord, licence: str) -> str:
     terms = (
         f"Licence of the data: {licence}."
         if licence
-        else "Licence of the data: not stated (`tercel train --data-licence`); it binds the use of the head."
+        else "Licence of the data: not stated (`data-licence` of `tercel train`); it binds the use of the head."
     )
     return (
         f"{names}: {training.conversations:,} conversations, {training.tokens:,} tokens, of which\n"

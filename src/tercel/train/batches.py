@@ -44,7 +44,7 @@ def usable(chats: Sequence[TokenizedChat], max_length: int, vocab_size: int) -> 
     if not kept:
         raise TercelError(
             f"none of {len(chats)} conversations has a token of the assistant within {max_length} tokens; "
-            "give other data or a larger --max-length"
+            "give other data or a larger max-length"
         )
     return kept
 
@@ -62,7 +62,7 @@ def split(chats: Sequence[TokenizedChat], share: float) -> Split:
     if not train or not held_out:
         raise TercelError(
             f"{len(chats)} conversations are too few to hold out a share of {share}; "
-            "give more data or a larger --eval-share"
+            "give more data or a larger eval-share"
         )
     return Split(train, held_out)
 

@@ -82,8 +82,8 @@ class TrainConfig:
     warmup: Annotated[float, Setting("Share of the steps spent warming up.")] = 0.04
     weight_decay: Annotated[float, Setting("AdamW's weight decay.")] = 0.0
     clip: Annotated[float, Setting("Largest norm of the gradient.")] = 0.5
-    max_length: Annotated[int, Setting("Cut longer conversations, in tokens.", RECIPE)] = 2048
-    ttt_steps: Annotated[int, Setting("Steps of the training-time test.", RECIPE)] = 7
+    max_length: Annotated[int, Setting("Cut longer conversations, in tokens.")] = 2048
+    ttt_steps: Annotated[int, Setting("Steps of the training-time test.")] = 7
     decay: Annotated[float, Setting("Step s weighs decay^s; 0 is the plain mean.")] = 0.8
     loss: Annotated[str, Setting("soft, hard or lk.")] = "soft"
     oov: Annotated[str, Setting("drop or keep rows outside the draft vocabulary.")] = "drop"
@@ -97,9 +97,9 @@ class TrainConfig:
     fc_norm: Annotated[bool, Setting("Norm each feature first (EAGLE-3.1).")] = False
     norm_output: Annotated[bool, Setting("Feed back the normed hidden (EAGLE-3.1).")] = False
     start_from: Annotated[str, Setting("Begin with the weights of this head.", RUN)] = ""
-    seed: Annotated[int, Setting("Of initialisation and data order.", RUN)] = 0
-    eval_share: Annotated[float, Setting("Share of the conversations held out.", RUN)] = 0.02
-    eval_every: Annotated[int, Setting("Steps between evaluations.", RUN)] = 100
+    seed: Annotated[int, Setting("Of initialisation and data order.")] = 0
+    eval_share: Annotated[float, Setting("Share of the conversations held out.")] = 0.02
+    eval_every: Annotated[int, Setting("Steps between evaluations.")] = 100
     save_every: Annotated[int, Setting("Steps between saved states.")] = 100
 
     @classmethod
