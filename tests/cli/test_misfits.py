@@ -98,7 +98,7 @@ def test_every_verb_gives_the_same_answer(pair: tuple[str, str, Misfit], tmp_pat
             told_by_doctor(ended, out / "report.json", found)
         elif found.severity == "refuse" or verb in DECODING:
             assert str(found) in refused(ended), verb
-            assert {Path(file).name for file in everything(out)} <= {"report.json", "short.yaml"}, verb
+            assert {Path(file).name for file in everything(out)} <= {"report.json", "recipe.yaml"}, verb
         else:
             assert ended.code == 0, (verb, ended.err)
             assert f"warning: {found}" in " ".join(f"{ended.out} {ended.err}".split()), verb

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +24,9 @@ from tercel.train import state as state_module
 from tercel.train.acceptance import simulate
 from tercel.train.batches import split, usable
 from tercel.train.config import TrainConfig
+from tercel.train.failure import FailedStep, compute_again
 from tercel.train.features import FeatureSupply
+from tercel.train.learner import Learned, Learner
 from tercel.train.loop import train
 from tercel.train.run_folder import RunFolder
 from tercel.train.state import load_state
@@ -266,13 +270,13 @@ def test_accumulated_batches_learn_what_one_large_batch_does(tmp_path, average, 
 
 
 def test_a_full_disk_is_told_and_the_run_can_go_on(tmp_path, whole, monkeypatch):
-    def full(value, path):
+    def half(value, path):
         Path(path).write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+        full()
 
     run(tmp_path / "r", stop_after=3)
     with monkeypatch.context() as patch:
-        patch.setattr(state_module.torch, "save", full)
+        patch.setattr(state_module.torch, "save", half)
         with pytest.raises(TercelError, match="No space left on device"):
             run(tmp_path / "r")
     assert [p.name for p in RunFolder(tmp_path / "r").training.glob(".*")] == [".tercel-files.json"]
@@ -394,17 +398,64 @@ def test_a_disk_without_room_is_told_before_the_first_step(tmp_path, monkeypatch
     assert not RunFolder(tmp_path / "r").metrics.exists()
 
 
-def test_a_loss_that_explodes_stops_the_run_and_keeps_the_last_state(tmp_path, monkeypatch):
-    run(tmp_path / "r", stop_after=2)
-    monkeypatch.setattr("tercel.train.learner.training_time_test", lambda *a, **k: explode())
-    with pytest.raises(TercelError, match=r"the loss became nan .* at step 3; start again with a lower --lr"):
+def spoilt(update: Callable[..., None]) -> Callable[..., None]:
+    """An update after which a weight is no number."""
+
+    def spoil(self: Learner, rate: float) -> None:
+        update(self, rate)
+        with torch.no_grad():
+            self.weights.master.fc.weight[0, 0] = torch.nan
+        self.weights.refresh()
+
+    return spoil
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loss_that_explodes_stops_the_run_and_its_batch_is_kept_for_a_repro(tmp_path, monkeypatch, dtype):
+    run(tmp_path / "r", stop_after=2, dtype=dtype)
+    folder = RunFolder(tmp_path / "r")
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "update", spoilt(Learner.update))
+        words = r"the loss became nan .* at step 4; .*training/not-finite\.safetensors and its \.json have the batch"
+        with pytest.raises(TercelError, match=words + ".*; start again with a lower --lr"):
+            run(tmp_path / "r", dtype=dtype)
+    assert torch.load(folder.state, weights_only=True)["step"] == 2
+    told = json.loads(folder.failure.with_suffix(".json").read_text("utf-8"))
+    assert told["step"] == 4
+    assert len(told["micro_batches"]) == SMALL.accumulate
+    assert all(math.isnan(loss) for loss in compute_again(folder.failure, target_of("llama", dtype)))
+    run(tmp_path / "r", SMALL, dtype, overwrite=True, stop_after=1)
+    assert not folder.failure.exists()
+
+
+def test_a_kept_step_gives_the_very_loss_again(tmp_path):
+    """Of a step that went well, so that the numbers can be compared."""
+    found = {}
+
+    def keep(self: Learner, number: int) -> Learned:
+        learned = gradients(self, number)
+        groups = [[self.chats[i] for i in indices] for indices in self.mine[number]]
+        step = FailedStep(number, learned.loss, learned.grad_norm, groups, [learned.loss])
+        step.write(self, tmp_path / "s.safetensors")
+        found["loss"] = learned.loss
+        return learned
+
+    gradients = Learner.gradients
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "gradients", keep)
+        run(tmp_path / "r", replace(SMALL, accumulate=1), stop_after=1)
+    assert compute_again(tmp_path / "s.safetensors", target_of("llama")) == [found["loss"]]
+
+
+def test_a_step_that_cannot_be_kept_is_told_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(Learner, "update", spoilt(Learner.update))
+    monkeypatch.setattr("tercel.train.failure.save_file", lambda *_: full())
+    with pytest.raises(TercelError, match=r"at step 2 \(the batch was not kept: .*No space left.*\); start again"):
         run(tmp_path / "r")
-    assert torch.load(RunFolder(tmp_path / "r").state, weights_only=True)["step"] == 2
 
 
-def explode():
-    nan = torch.tensor(float("nan"), requires_grad=True)
-    return SimpleNamespace(loss=nan * 1, steps=[SimpleNamespace(correct=torch.zeros(1, dtype=torch.bool))])
+def full() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_the_head_on_disk_drafts_as_the_one_that_was_measured(tmp_path):

@@ -54,8 +54,8 @@ def only_in_files(ctx: typer.Context, parameter: typer.CallbackParam, value: Any
     """Callback of a hidden option, a setting for files alone. Raises `TercelError` if it is typed as a flag."""
     source = ctx.get_parameter_source(str(parameter.name))
     if source is not None and source.name == "COMMANDLINE":
-        name = str(parameter.name).replace("_", "-")
-        raise TercelError(f"--{name} is no flag; put `{name}: {json.dumps(value, default=str)}` into a YAML file, for --config")
+        name, shown = str(parameter.name).replace("_", "-"), json.dumps(value, default=str)
+        raise TercelError(f"--{name} is no flag; put `{name}: {shown}` into a YAML file, for --config")
     return value
 
 

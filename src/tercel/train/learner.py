@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftVocabulary, Eagle3Head
-from tercel.errors import TercelError
 from tercel.target_model.protocol import TargetModel
 from tercel.train.config import TrainConfig
+from tercel.train.failure import FailedStep, NotFiniteError
 from tercel.train.features import Encoded, FeatureSupply
 from tercel.train.precision import MasterWeights
 from tercel.train.ranks import Alone, Ranks, Step, share
@@ -91,11 +91,11 @@ class Learner:
 
         (N packed tokens of a micro-batch, U of its positions before a supervised token; the rest as in `ttt`.) Since
         every part is divided by the extent of the whole, the sums are what one large batch on one rank would give.
-        Raises `TercelError` if loss or gradient are no finite numbers; the weights are as they were.
+        Raises `NotFiniteError` if loss or gradient are no finite numbers; the weights are as they were.
         """
         groups = [[self.chats[i] for i in indices] for indices in self.mine[number]]
         whole, encoded = self._extent(number, groups)
-        done = _Counters()
+        done, losses = _Counters(), []
         for chats, ready in zip(groups, encoded, strict=True):
             batch = self.supply.batch(chats, ready)
             result = training_time_test(
@@ -103,17 +103,15 @@ class Learner:
             )
             result.loss.backward()
             self.weights.collect_gradients()
-            done.loss += float(result.loss.detach())
+            losses.append(float(result.loss.detach()))
+            done.loss += losses[-1]
             done.tokens += len(batch.tokens)
             done.rows += len(result.steps[0].correct)
             done.right += int(result.steps[0].correct.sum())
         done.summed(self.ranks, [self._gradient(parameter) for parameter in self.learning])
         norm = float(torch.nn.utils.clip_grad_norm_(self.learning, self.config.clip))
         if not (math.isfinite(done.loss) and math.isfinite(norm)):
-            raise TercelError(
-                f"the loss became {done.loss} and its gradient {norm} at step {number + 1}; "
-                "start again with a lower --lr, or in bfloat16 if this was float16"
-            )
+            raise NotFiniteError(FailedStep(number, done.loss, norm, groups, losses))
         rate = self.config.learning_rate(number, len(self.plan))
         return Learned(done.loss, done.right / done.rows, rate, norm, int(done.tokens))
 

@@ -20,6 +20,7 @@ from tercel.train.acceptance import simulate
 from tercel.train.batches import Split, data_digest, plan_batches, plan_steps, split, supervised_counts, usable
 from tercel.train.config import TrainConfig
 from tercel.train.facts import begun_record, identity, run_target
+from tercel.train.failure import NotFiniteError
 from tercel.train.initial import first_head
 from tercel.train.learner import Learner
 from tercel.train.run_folder import RunFolder
@@ -167,7 +168,10 @@ class _Run:
                 step, seconds, journal                      so that no state knows half a step
         """
         started = time.monotonic()
-        learned = self.learner.gradients(self.step)
+        try:
+            learned = self.learner.gradients(self.step)
+        except NotFiniteError as error:
+            raise error.kept(self.learner, self.writer.folder.failure) from error
         metrics: dict[str, float] = asdict(learned)
         with uninterrupted():
             self.learner.update(learned.lr)

@@ -104,7 +104,7 @@ class RunFolder:
     def _clear(self) -> None:
         for folder in (self.out, self.last, self.training):  # the state goes last: a head without one cannot go on
             remove_set(folder)
-        for file in (self.metrics, self.curves):
+        for file in (self.metrics, self.curves, self.failure, self.failure.with_suffix(".json")):
             file.unlink(missing_ok=True)
         for folder in (self.last, self.training):
             with suppress(OSError):
@@ -129,6 +129,11 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.training / "metrics.jsonl"
+
+    @property
+    def failure(self) -> Path:
+        """A step whose loss was no number; what it was is told in the `.json` of the same name."""
+        return self.training / "not-finite.safetensors"
 
     @property
     def curves(self) -> Path:
