@@ -35,6 +35,7 @@ RECIPE: dict[str, Any] = {
     "seed": 0,
     "eval-share": 0.2,
     "eval-every": 2,
+    "patience": 3,
     "save-every": 2,
     "dtype": "float32",
 }

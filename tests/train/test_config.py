@@ -41,7 +41,7 @@ def test_no_number_is_without_a_bound():
     """Of those that size something none fills the machine, and of those that weights are multiplied with none is more
     than float32 can hold."""
     numbers = [f.name for f in fields(TrainConfig) if type(f.default) in (int, float)]
-    assert len(numbers) == 17
+    assert len(numbers) == 18
     for name in numbers:
         for value in (2**64 if name != "clip" else 1e31, 1e39, float("inf"), float("nan")):
             with pytest.raises(TercelError, match=f"^{name} must "):
@@ -61,7 +61,7 @@ def test_learning_rate_warms_up_and_falls():
 
 def test_the_key_changes_with_what_is_learned_only():
     base = TrainConfig().digest("d", "t")
-    assert TrainConfig(eval_every=7, save_every=3).digest("d", "t") == base
+    assert TrainConfig(eval_every=7, patience=2, save_every=3).digest("d", "t") == base
     others = {
         TrainConfig(lr=1e-4).digest("d", "t"),
         TrainConfig().digest("e", "t"),

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tercel.draft import load_head
+from tercel.draft.history import HeldOut
 from tercel.errors import TercelError
 from tercel.measure.record import record
 from tercel.stopping import Terminated, terminable
@@ -27,7 +28,7 @@ from tercel.train.config import TrainConfig
 from tercel.train.failure import FailedStep, compute_again
 from tercel.train.features import FeatureSupply
 from tercel.train.learner import Learned, Learner
-from tercel.train.loop import train
+from tercel.train.loop import _Run, train
 from tercel.train.run_folder import RunFolder
 from tercel.train.state import load_state
 from tests.measure.test_record import entry
@@ -190,6 +191,28 @@ def test_what_a_run_gave_is_what_its_best_head_reached_whatever_the_journal_says
     best = run(tmp_path / "r").best
     assert best.tau == true
     assert vars(best) == vars(load_head(whole).info.measured.held_out)
+
+
+def test_a_run_ends_early_when_the_held_out_tau_stays_and_goes_on_when_asked(tmp_path, whole, monkeypatch):
+    config = replace(SMALL, eval_every=1, patience=2)
+    taus = iter([1.5, 1.6, 1.6, 1.5, 1.7])
+    measured = HeldOut(alpha=(0.5, 0.1), tau=1.0, steps=9, loss=2.0)
+    monkeypatch.setattr(_Run, "_measure", lambda self: replace(measured, tau=next(taus, 1.9)))
+    first = run(tmp_path / "r", config)
+    assert first.steps == 4
+    assert first.best.tau == 1.6
+    (note,) = first.notes
+    assert note.startswith("ended after step 4 of ")
+    assert "2 evaluations brought no better τ" in note
+    assert torch.load(RunFolder(tmp_path / "r").state, weights_only=True)["step"] == 4
+    assert run(tmp_path / "r", config).steps == 4
+    on = run(tmp_path / "r", replace(config, patience=3, eval_every=2))
+    assert on.steps > 4
+    assert on.notes == ()
+    weights, _ = outcome(tmp_path / "r")
+    for name, tensor in outcome(whole)[0].items():  # what is learned is the same
+        if not name.startswith(("best.", "step")):
+            assert torch.equal(weights[name], tensor), name
 
 
 def test_a_finished_run_is_left_as_it_is(whole):

@@ -54,6 +54,7 @@ _RANGES = (
     ("ttt_steps", 1, limits.TTT_STEPS),
     ("draft_vocab", 0, limits.VOCABULARY),
     ("eval_every", 1, limits.COUNT),
+    ("patience", 0, limits.COUNT),
     ("save_every", 1, limits.COUNT),
 )
 
@@ -100,6 +101,7 @@ class TrainConfig:
     seed: Annotated[int, Setting("Of initialisation and data order.")] = 0
     eval_share: Annotated[float, Setting("Share of the conversations held out.")] = 0.02
     eval_every: Annotated[int, Setting("Steps between evaluations.")] = 100
+    patience: Annotated[int, Setting("End after so many evaluations without a better τ; 0 is never.")] = 0
     save_every: Annotated[int, Setting("Steps between saved states.")] = 100
 
     @classmethod
@@ -154,6 +156,6 @@ class TrainConfig:
         """Key of a run: what a resumed run must share with the one it continues."""
         values: dict[str, Any] = {**asdict(self), "data": data, "target": target}
         values["best_by"] = "walk"  # runs of earlier versions chose their best head by another, higher τ
-        for free in ("eval_every", "save_every"):  # they change what is written, not what is learned
+        for free in ("eval_every", "patience", "save_every"):  # they change what is written, not what is learned
             values.pop(free)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

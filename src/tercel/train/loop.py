@@ -145,12 +145,13 @@ class _Run:
         try:
             if not self.writer.is_evaluated(self.step):  # the run was stopped in the middle of it
                 self._evaluate_if_due()
-            while self.step < last:
+            stalled = self.writer.stalled(self.config.patience)
+            while self.step < last and not stalled:
                 metrics = self._train_step(began)
                 if self.watcher:
                     self.watcher.stepped(self.step, metrics)
-                self._evaluate_if_due()
-                if self.step % self.config.save_every == 0 or self.step == last:
+                stalled = self._evaluate_if_due() and self.writer.stalled(self.config.patience)
+                if self.step % self.config.save_every == 0 or self.step == last or stalled:
                     self._save()
         except KeyboardInterrupt:
             with uninterrupted():
@@ -181,14 +182,16 @@ class _Run:
             self.writer.add_step(self.step, metrics)
         return metrics
 
-    def _evaluate_if_due(self) -> None:
+    def _evaluate_if_due(self) -> bool:
+        """Whether it was due."""
         due = self.step == len(self.plan) or (self.step > 0 and self.step % self.config.eval_every == 0)
         if not due:
-            return
+            return False
         held_out = self._measure()
         if self.watcher:
             self.watcher.evaluated(self.step, held_out)
         self.writer.add_evaluation(self.step, held_out, self._model(held_out))
+        return True
 
     def _measure(self) -> HeldOut:
         held, supply = self.data.held_out, self.learner.supply
@@ -208,6 +211,9 @@ class _Run:
     def _summary(self) -> TrainSummary:
         again = self.learner.supply.made_again
         cache = [f"{again} files of the feature cache were damaged or of an earlier version and are written again"]
+        patience, steps = self.config.patience, len(self.plan)
+        early = [f"ended after step {self.step} of {steps}: {patience} evaluations brought no better τ"]
+        stalled = self.step < steps and self.writer.stalled(patience)
         history = self.writer.journal.entries()
         return TrainSummary(
             out=self.writer.folder.out,
@@ -217,5 +223,5 @@ class _Run:
             supervised_tokens=self.record.supervised_tokens or 0,
             best=self.writer.heads.best_held_out() or self._measure(),
             history=history,
-            notes=(*self.writer.notes, *(cache if again else ())),
+            notes=(*self.writer.notes, *(cache if again else ()), *(early if stalled else ())),
         )

@@ -65,6 +65,11 @@ class RunWriter:
     def is_evaluated(self, step: int) -> bool:
         return any(entry["step"] == step for entry in self.journal.evaluations())
 
+    def stalled(self, patience: int) -> bool:
+        """Whether so many evaluations in a row gave no better τ than the best before them (0: never)."""
+        taus = [entry["eval"]["tau"] for entry in self.journal.evaluations()]
+        return patience > 0 and len(taus) > patience and max(taus[-patience:]) <= max(taus[:-patience])
+
     def add_evaluation(self, step: int, held_out: HeldOut, model: DraftModel) -> None:
         """Note it, and keep `model` if it is the best so far."""
         self.heads.offer(model, held_out.tau)
