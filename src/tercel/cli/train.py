@@ -20,6 +20,7 @@ from tercel.cli.settings import only_in_files, read_settings
 from tercel.cli.train_progress import TrainProgress
 from tercel.stopping import stopped
 from tercel.train.config import TrainConfig
+from tercel.train.trackers import TrackerName, find_tracker, tracked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,6 +80,10 @@ def command(
             metavar="DIR", parser=user_path, help="Keep the target's features there for later epochs and runs."
         ),
     ] = None,
+    report_to: Annotated[
+        TrackerName | None,
+        typer.Option(help="Follow the run there too; each is an extra of this name.", show_default=False),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start over, replacing the run in --out.")] = False,
 ) -> None:
     """Train a draft head; the same command resumes a stopped run."""
@@ -86,6 +91,7 @@ def command(
     from tercel.chat.dates import as_of
     from tercel.train.loop import train
 
+    tracker = None if report_to is None else find_tracker(report_to)
     console = result_console()
     loaded = open_target(target, model)
     against = OverlapIndex.of(read_eval_prompts(check_overlap)) if check_overlap else None
@@ -99,14 +105,14 @@ def command(
         console.print_line(f"note: the chat template writes the date; all of this run uses {moment:%Y-%m-%d}")
     for note in report.notes:
         console.print_line(f"note: {note}")
-    with TrainProgress(console, out) as progress:
+    with TrainProgress(console, out) as progress, tracked(tracker, progress, out, recipe) as watcher:
         try:
             summary = train(
                 loaded,
                 chats,
                 recipe,
                 out,
-                watcher=progress,
+                watcher=watcher,
                 feature_cache=feature_cache,
                 overwrite=overwrite,
                 data_names=[Path(name).name if Path(name).exists() else name for name in data],

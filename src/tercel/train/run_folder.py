@@ -104,7 +104,7 @@ class RunFolder:
     def _clear(self) -> None:
         for folder in (self.out, self.last, self.training):  # the state goes last: a head without one cannot go on
             remove_set(folder)
-        for file in (self.metrics, self.curves, self.failure, self.failure.with_suffix(".json")):
+        for file in (self.metrics, self.curves, self.tracked, self.failure, self.failure.with_suffix(".json")):
             file.unlink(missing_ok=True)
         for folder in (self.last, self.training):
             with suppress(OSError):
@@ -129,6 +129,11 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.training / "metrics.jsonl"
+
+    @property
+    def tracked(self) -> Path:
+        """The id under which a tracker knows the run."""
+        return self.training / "tracked.txt"
 
     @property
     def failure(self) -> Path:
