@@ -146,6 +146,7 @@ def _listed() -> list[Trial]:
         "out",
         "limit",
         "plain",
+        "last-turn",
         "check-overlap",
         "data-licence",
         "feature-cache",

@@ -6,7 +6,7 @@ from itertools import groupby
 
 import pytest
 
-from tercel.chat import Conversation, Message, Renderer, TokenizedChat, serving_prompt
+from tercel.chat import Conversation, Message, RawText, Renderer, TokenizedChat, serving_prompt
 from tercel.chat.arguments import with_arguments
 from tercel.chat.records import parse_record
 from tercel.errors import TercelError
@@ -41,8 +41,8 @@ def supervised(chat: TokenizedChat, tokenizer) -> list[str]:
     return [tokenizer.decode(run) for own, run in runs if own]
 
 
-def all_supervised(conversation: Conversation, tokenizer) -> list[str]:
-    rendered = Renderer(tokenizer).render(conversation)
+def all_supervised(conversation: Conversation, tokenizer, **more) -> list[str]:
+    rendered = Renderer(tokenizer, **more).render(conversation)
     assert not rendered.dropped_turns, rendered.refusal
     return [part for chat in rendered.chats for part in supervised(chat, tokenizer)]
 
@@ -87,6 +87,37 @@ def test_tools_stand_in_the_prompt_and_only_the_assistant_is_supervised():
         '<tool_call>\n{"name": "search", "arguments": {"q": "two"}}\n</tool_call><|im_end|>',
         "Two.<|im_end|>",
     ]
+
+
+THANKED = [{"role": "user", "content": "Thanks."}, {"role": "assistant", "content": "Welcome."}]
+
+
+@pytest.mark.parametrize("family", ["tool-ids", "thinking-tools", "tools", "chatml", "generation"])
+def test_the_last_turn_alone_has_its_calls_and_its_answer(family):
+    """Of a turn with a tool all that the assistant says after the question; what came before is context."""
+    tokenizer = make_tokenizer(family)
+    turn = read(ASKED, SAID, ASKED, call('{"q": "two"}'), FOUND, SAID)
+    whole, last = (all_supervised(turn, tokenizer, last_turn=which) for which in (False, True))
+    assert len(whole) == 3
+    assert last == whole[1:]
+    thanked = read(ASKED, call('{"q": "two"}'), FOUND, SAID, *THANKED)
+    assert all_supervised(thanked, tokenizer, last_turn=True) == ["Welcome.<|im_end|>"]
+    unanswered = read(ASKED, SAID, *THANKED[:1])
+    assert all_supervised(unanswered, tokenizer, last_turn=True) == ["Two.<|im_end|>"]
+
+
+def test_the_last_turn_of_ids_and_of_preformatted_text():
+    tokenizer = make_tokenizer("chatml")
+    ids = tuple(tokenizer("Two.<|im_end|>")["input_ids"])
+    two, thanks = Message("assistant", "Two.", token_ids=ids), Message("user", "Thanks.")
+    conversation = Conversation("c", (Message("user", "What is two?"), two, thanks, two), "test")
+    assert all_supervised(conversation, tokenizer) == ["Two.<|im_end|>"] * 2
+    (chat,) = Renderer(tokenizer, last_turn=True).render(conversation).chats
+    assert chat.supervised.tolist() == [False] * (len(chat) - len(ids)) + [True] * len(ids)
+    text = RawText("r", "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n" * 2, "test")
+    (chat,) = Renderer(tokenizer, last_turn=True).render_text(text).chats
+    assert supervised(chat, tokenizer) == ["b<|im_end|>"]
+    assert chat.supervised.argmax() > len(chat) / 2
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])

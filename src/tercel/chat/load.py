@@ -60,13 +60,15 @@ def load_chats(
     max_length: int,
     limit: int | None = None,
     plain: bool = False,
+    last_turn: bool = False,
     against: OverlapIndex | None = None,
 ) -> tuple[list[TokenizedChat], LoadReport]:
     """Read sources of any known format, render and tokenise them, and mark the assistant's tokens.
 
     Rows longer than `max_length` tokens are cut from the right, and dropped if no assistant token is left.
     `limit`: at most that many rows of each source. `plain`: `{"text"}` rows are plain text for a base model,
-    with every token but the first supervised. `against`: evaluation prompts; what overlaps with them is
+    with every token but the first supervised. `last_turn`: only the answer to the last question is supervised (rows of
+    token ids and plain text stay as they are). `against`: evaluation prompts; what overlaps with them is
     dropped. Raises `TercelError` for a faulty row (with file and line), for token ids that are not the
     tokenizer's, and if no assistant token is left at all.
     """
@@ -74,7 +76,7 @@ def load_chats(
         raise TercelError(f"the maximum length must be at least 2 tokens, got {max_length}")
     if not sources:
         raise TercelError("no conversations are named; name a file or a data set")
-    loading = _Loading(tokenizer, max_length, plain, against)
+    loading = _Loading(tokenizer, max_length, plain, last_turn, against)
     for source in sources:
         for record in read_records(source, limit, loading.notes):
             loading.add(record, str(source))
@@ -97,8 +99,16 @@ def _is_too_large(record: Record) -> bool:
 class _Loading:
     """The state of one `load_chats`: rows so far and the counts."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, plain: bool, against: OverlapIndex | None):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        plain: bool,
+        last_turn: bool,
+        against: OverlapIndex | None,
+    ):
         self.tokenizer, self.max_length, self.plain, self.against = tokenizer, max_length, plain, against
+        self.last_turn = last_turn
         self.chats: list[TokenizedChat] = []
         self.notes: list[str] = []
         self.overlaps: list[Overlap] = []
@@ -154,7 +164,7 @@ class _Loading:
         if isinstance(record, RawText) and self.plain:
             return Rendered((render_plain(self.tokenizer, record),), 1, Counter())
         if self._renderer is None:
-            self._renderer = Renderer(self.tokenizer)
+            self._renderer = Renderer(self.tokenizer, last_turn=self.last_turn)
         if isinstance(record, RawText):
             return self._renderer.render_text(record)
         return self._renderer.render(record)

@@ -62,24 +62,25 @@ class _Carrier:
 
 
 class Renderer:
-    """Renders for one tokenizer; the template is examined once, when this is made.
+    """Renders for one tokenizer; the template is examined once, when this is made. last_turn: only what the assistant
+    says after the last question is supervised, calls of tools included; earlier answers are context.
 
     Raises `TercelError` if the tokenizer has no chat template or cannot give character offsets.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, last_turn: bool = False):
         if not tokenizer.is_fast:
             raise TercelError(
                 f"{name_of(tokenizer)} is a slow tokenizer without character offsets; load its fast version"
             )
-        self.tokenizer = tokenizer
+        self.tokenizer, self.last_turn = tokenizer, last_turn
         self.template: ChatTemplate = learn_template(tokenizer)
         self._ends = end_ids(self.template)
 
     def render(self, conversation: Conversation) -> Rendered:
         """Token rows of a conversation; the last answer's row has its id, others add `#turnN` (N from 1)."""
         conversation, unasked = _from_first_question(conversation)
-        answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
+        answers = self._answers(conversation.messages)
         if not answers:
             return Rendered((), 0, unasked)
         if self._ids_known(conversation, answers):
@@ -93,6 +94,15 @@ class Renderer:
             sum((row.dropped_turns for row in rows), dropped + unasked),
             refusal,
         )
+
+    def _answers(self, messages: Sequence[Message]) -> list[int]:
+        """Which messages are answers to learn from."""
+        answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
+        if not self.last_turn or not answers:
+            return answers
+        before = enumerate(messages[: answers[-1]])
+        asked = max((i for i, message in before if message.role not in ("assistant", "tool")), default=-1)
+        return [i for i in answers if i > asked]
 
     def _carriers(self, conversation: Conversation, answers: list[int]) -> tuple[list[_Carrier], Counter[str], str]:
         """Texts that hold every answer as serving has it, the latest first (an answer's text holds older
@@ -223,6 +233,8 @@ class Renderer:
             at = carrier.text.find(header, stop)
         if not carrier.spans:
             return Rendered((), 0, Counter({NOT_TEMPLATE: 1}), f"no {header!r} in it")
+        if self.last_turn:
+            carrier.spans = dict([carrier.spans.popitem()])
         return self._tokenize(carrier, raw.id)
 
     def _with_bos(self, text: str) -> str:

@@ -44,6 +44,9 @@ def show(
     ],
     samples: Samples = 3,
     plain: Annotated[bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')] = False,
+    last_turn: Annotated[
+        bool, typer.Option("--last-turn", help="Colour the answer to the last question alone.")
+    ] = False,
     check_overlap: EvalFiles = None,
     max_length: Annotated[int, typer.Option(min=2, help="Cut longer rows, in tokens.")] = 2048,
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many rows.")] = None,
@@ -64,7 +67,9 @@ def show(
     arguments = parse_arguments(template_arg or ())
     tokenizer = with_arguments(load_tokenizer(target, trust_remote_code, accept_licence), arguments)
     against = OverlapIndex.of(read_eval_prompts(check_overlap)) if check_overlap else None
-    chats, report = load_chats([file], tokenizer, max_length=max_length, limit=limit, plain=plain, against=against)
+    chats, report = load_chats(
+        [file], tokenizer, max_length=max_length, limit=limit, plain=plain, last_turn=last_turn, against=against
+    )
     if json_file is not None:
         write_json(json_file, report.to_json())
     console = result_console(json_file)

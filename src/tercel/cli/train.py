@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tercel.train.loop import TrainSummary
 
-_OF_DATA = ("limit", "check-overlap", "data-licence")  # beside those of `TrainConfig`
+_OF_DATA = ("limit", "last-turn", "check-overlap", "data-licence")  # beside those of `TrainConfig`
 _IN_FILES = ", ".join(sorted([*_OF_DATA, *(n.replace("_", "-") for n, s in TrainConfig.told().items() if not s.flag)]))
 
 
@@ -58,6 +58,12 @@ def command(
         int | None,
         typer.Option(min=1, help="Read at most that many rows of each source.", hidden=True, callback=only_in_files),
     ] = None,
+    last_turn: Annotated[
+        bool,
+        typer.Option(
+            help="Learn from the answer to the last question alone.", hidden=True, callback=only_in_files
+        ),
+    ] = False,
     check_overlap: Annotated[
         list[Path] | None,
         typer.Option(
@@ -98,7 +104,13 @@ def command(
     moment = rendering_moment(loaded.tokenizer, out, overwrite)
     tokenizer = loaded.tokenizer if moment is None else as_of(loaded.tokenizer, moment)
     chats, report = load_chats(
-        data, tokenizer, max_length=recipe.max_length, limit=limit, plain=plain, against=against
+        data,
+        tokenizer,
+        max_length=recipe.max_length,
+        limit=limit,
+        plain=plain,
+        last_turn=last_turn,
+        against=against,
     )
     console.print(counts_table(report))
     if moment is not None:
