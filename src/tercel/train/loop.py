@@ -17,12 +17,12 @@ from tercel.draft.history import HeldOut
 from tercel.stopping import uninterrupted
 from tercel.target_model.protocol import TargetModel
 from tercel.train.acceptance import simulate
-from tercel.train.batches import Split, data_digest, plan_batches, plan_steps, split, supervised_counts, usable
+from tercel.train.batches import data_digest, plan_batches
 from tercel.train.config import TrainConfig
 from tercel.train.facts import begun_record, identity, run_target
 from tercel.train.failure import NotFiniteError
-from tercel.train.initial import first_head
 from tercel.train.learner import Learner
+from tercel.train.prepare import prepare
 from tercel.train.run_folder import RunFolder
 from tercel.train.run_writer import RunWriter
 
@@ -99,26 +99,24 @@ class _Run:
         origins: TrainingRecord,
     ) -> None:
         self.target, self.config, self.watcher = target, config, watcher
-        chats = usable(chats, min(config.max_length, target.context_length), target.vocab_size)
-        self.data: Split = split(chats, config.eval_share)
-        counts = supervised_counts(self.data.train, target.vocab_size)
-        head, self.vocabulary, self.warnings = first_head(config, target, self.data.train, counts)
-        self.plan = plan_steps([len(chat) for chat in self.data.train], config)
+        ready = prepare(target, chats, config)
+        self.data, self.plan = ready.data, ready.plan
+        self.vocabulary, self.warnings = ready.vocabulary, ready.warnings
         self.learner = Learner(
-            head, self.vocabulary, target, self.data.train, config, self.plan, feature_cache=feature_cache
+            ready.head, ready.vocabulary, target, ready.data.train, config, ready.plan, feature_cache=feature_cache
         )
         self.record = begun_record(
             origins,
             target,
             config,
             self.data,
-            head,
-            supervised_tokens=int(counts.sum()),
-            coverage=self.vocabulary.coverage(counts),
+            ready.head,
+            supervised_tokens=int(ready.counts.sum()),
+            coverage=self.vocabulary.coverage(ready.counts),
             steps=len(self.plan),
         )
         self.step, self.seconds = 0, 0.0
-        key = config.digest(data_digest(chats), run_target(target))
+        key = config.digest(data_digest(ready.chats), run_target(target))
         self.writer = RunWriter(folder, key)
         folder.begin(key, overwrite)
         self._restore()
