@@ -124,6 +124,19 @@ def test_train_takes_flags_from_yaml(tmp_path: Path, world: World) -> None:
     assert recipe["draft_vocab"] == 50  # a flag wins over the file
 
 
+def test_train_plan_tells_and_writes_nothing_else(tmp_path: Path, world: World) -> None:
+    out, told = tmp_path / "head", tmp_path / "plan.json"
+    command = ["train", world.target, "--data", str(world.answers), "--out", str(out), *RECIPE]
+    ended = run(*command, "--plan", "--json", str(told))
+    assert ended.code == 0, ended.err
+    assert "held-out τ" in ended.out
+    assert not out.exists()
+    plan = json.loads(told.read_text("utf-8"))
+    assert plan["steps"] == json.loads((Path(world.head) / "tercel.json").read_text("utf-8"))["training"]["steps"]
+    assert plan["seconds"] > 0 < plan["tau"]
+    refused(run(*command, "--json", str(told)), "--json is for a forecast; give --plan with it")
+
+
 def test_inspect(tmp_path: Path, world: World) -> None:
     out = tmp_path / "head.json"
     ended = run("inspect", world.head, "--json", str(out))

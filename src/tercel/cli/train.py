@@ -17,7 +17,10 @@ from tercel.cli.models import open_target
 from tercel.cli.options import ModelOptions, TargetName
 from tercel.cli.paths import tercel_command, user_name, user_path
 from tercel.cli.settings import only_in_files, read_settings
+from tercel.cli.train_plan import print_plan
 from tercel.cli.train_progress import TrainProgress
+from tercel.errors import TercelError
+from tercel.files import write_json
 from tercel.stopping import stopped
 from tercel.train.config import TrainConfig
 from tercel.train.trackers import TrackerName, find_tracker, tracked
@@ -25,6 +28,9 @@ from tercel.train.trackers import TrackerName, find_tracker, tracked
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tercel.chat import TokenizedChat
+    from tercel.measure.forecast import Forecast
+    from tercel.target_model.model import Target
     from tercel.train.loop import TrainSummary
 
 _OF_DATA = ("limit", "last-turn", "check-overlap", "data-licence")  # beside those of `TrainConfig`
@@ -90,6 +96,19 @@ def command(
         TrackerName | None,
         typer.Option(help="Follow the run there too; each is an extra of this name.", show_default=False),
     ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only tell what the run would take: time, disk, memory, expected τ.")
+    ] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            parser=user_path,
+            help="Write the forecast there as JSON; - means standard output.",
+            show_default=False,
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start over, replacing the run in --out.")] = False,
 ) -> None:
     """Train a draft head; the same command resumes a stopped run."""
@@ -98,7 +117,9 @@ def command(
     from tercel.train.loop import train
 
     tracker = None if report_to is None else find_tracker(report_to)
-    console = result_console()
+    if json_file is not None and not plan:
+        raise TercelError("--json is for a forecast; give --plan with it")
+    console = result_console(json_file)
     loaded = open_target(target, model)
     against = OverlapIndex.of(read_eval_prompts(check_overlap)) if check_overlap else None
     moment = rendering_moment(loaded.tokenizer, out, overwrite)
@@ -117,6 +138,9 @@ def command(
         console.print_line(f"note: the chat template writes the date; all of this run uses {moment:%Y-%m-%d}")
     for note in report.notes:
         console.print_line(f"note: {note}")
+    if plan:
+        print_plan(console, _forecast(loaded, chats, recipe, out, feature_cache is not None, json_file))
+        return
     with TrainProgress(console, out) as progress, tracked(tracker, progress, out, recipe) as watcher:
         try:
             summary = train(
@@ -135,6 +159,19 @@ def command(
             raise stopped(stop, f"stopped; {out} keeps the run; the same command resumes it") from None
     progress.draw_curves()
     print_summary(console, summary, target)
+
+
+def _forecast(
+    target: Target, chats: Sequence[TokenizedChat], recipe: TrainConfig, out: Path, cached: bool, json_file: Path | None
+) -> Forecast:
+    """What the run would take, and where it is wanted as JSON that too."""
+    from tercel.measure.forecast import forecast
+    from tercel.train.prepare import prepare
+
+    found = forecast(target, prepare(target, chats, recipe), recipe, out, cached=cached)
+    if json_file is not None:
+        write_json(json_file, found.to_json())
+    return found
 
 
 def rendering_moment(tokenizer: PreTrainedTokenizerBase, out: Path, overwrite: bool) -> datetime | None:
