@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scale_training import KINDS, MODELS, features, rows
 
 ROOT = Path(__file__).parents[1]
 CITED = re.compile(r"\bspec\s+sections?\s+(\d+)(?:-(\d+))?(?:(?:,\s*\d+)*\s+and\s+(\d+))?")
@@ -112,3 +113,11 @@ def test_the_curve_is_that_of_the_shipped_head() -> None:
     assert found[-1].steps[-1] == head["training"]["steps"]
     assert found[-1].tau[-1] == pytest.approx(held_out["tau"], abs=5e-4)
     assert found[-1].alpha[-1] == pytest.approx(held_out["alpha"][0], abs=5e-4)
+
+
+def test_the_forecast_of_large_models_is_the_scripts() -> None:
+    page = (ROOT / "docs/scale.md").read_text("utf-8")
+    assert "\n".join(rows()) in page
+    for model in MODELS.values():
+        assert features(model, KINDS["H200 SXM"], 1) > features(model, KINDS["H200 SXM"], 0)
+    assert MODELS["70B"].head + MODELS["70B"].output == pytest.approx(1.4e9, rel=0.01)
