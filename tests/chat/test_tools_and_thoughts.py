@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from itertools import groupby
 
 import pytest
 
-from tercel.chat import Conversation, Message, RawText, Renderer, TokenizedChat, serving_prompt
+from tercel.chat import Conversation, Message, RawText, Renderer, TokenizedChat, load_chats, serving_prompt
 from tercel.chat.arguments import with_arguments
 from tercel.chat.records import parse_record
 from tercel.errors import TercelError
+from tercel.target_model.model import Target
+from tercel.target_model.sources import Source
+from tercel.train.batches import split
+from tercel.train.config import TrainConfig
+from tercel.train.loop import train
+from tests.tiny import tiny_model
 
 from .tokenizers_for_tests import make_tokenizer
 
@@ -153,6 +160,32 @@ def test_an_empty_thought_is_context(thought):
         (same,) = Renderer(told).render(conversation).chats
         assert same.tokens.tolist() == chat.tokens.tolist()
         assert same.supervised.tolist() == chat.supervised.tolist()
+
+
+def test_a_head_learns_from_calls_and_thoughts_and_from_nothing_else(tmp_path):
+    """Rows as sets of tool calls have them, from the file to a trained head."""
+    tokenizer = make_tokenizer("thinking-tools")
+    asked = {"role": "user", "content": "What is two?"}
+    called = {"role": "function_call", "content": '{"name": "search", "arguments": {"q": "two"}}'}
+    thoughts = [f"<think>{n} and {n}</think>Two and {n}." for n in range(12)]
+    rows = [
+        {"tools": [SEARCH["function"]], "messages": [asked, called, FOUND, {**SAID, "content": said}]}
+        for said in thoughts
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    model = tiny_model("llama", vocab_size=len(tokenizer), max_position_embeddings=1024)
+    target = Target(model, tokenizer, Source("t", "t", "folder", None))
+    chats, report = load_chats([file], tokenizer, max_length=1024)
+    assert (report.kept, report.turns) == (12, 24)
+    said = [part for chat in chats for part in supervised(chat, tokenizer)]
+    assert sum(part.startswith("<tool_call>") for part in said) == 12
+    assert all(part.endswith("<|im_end|>") and "two is 2" not in part and "Tools:" not in part for part in said)
+    config = TrainConfig(max_steps=2, batch_tokens=400, ttt_steps=2, eval_share=0.3, draft_vocab=0)
+    summary = train(target, chats, config, tmp_path / "head")
+    assert summary.steps == 2
+    held_out = split(chats, 0.3).held_out
+    assert summary.supervised_tokens == report.supervised - sum(int(chat.supervised.sum()) for chat in held_out)
 
 
 def test_an_empty_thought_that_was_said_is_learned():
