@@ -46,14 +46,14 @@ def test_the_scale_of_tokens_does_not_matter():
 
 @pytest.mark.parametrize(("curve", "form"), [(power, POWER), (saturating, SATURATING)])
 def test_intervals_hold_the_point_to_come_about_as_often_as_they_say(curve, form):
-    """Of 60 worlds: a 95 % interval of few points may be somewhat short, a wrong one is far off."""
+    """In 40 worlds."""
     hits, widths = 0, []
-    for seed in range(60):
+    for seed in range(40):
         points = measured(curve, 0.02, seed, [*TOKENS, 2 * TOKENS[-1]])
-        told = fit(points[:-1], form, resamples=200, seed=seed).predict(points[-1].tokens)
+        told = fit(points[:-1], form, resamples=100, seed=seed).predict(points[-1].tokens)
         hits += told.low <= points[-1].tau <= told.high
         widths.append(told.high - told.low)
-    assert hits >= 50
+    assert hits >= 34
     assert 0.04 < float(np.median(widths)) < 0.6
 
 
@@ -71,6 +71,8 @@ def test_few_points_choose_the_power_law_and_tell_no_error_ahead():
     best, other = choose(measured(saturating)[:4])
     assert best.curve.form == POWER
     assert best.ahead is None
+    assert best.predict(1e6).ci95 is not None
+    assert fit(measured(power)[:2], POWER).predict(1e6).ci95 is None
 
 
 def test_predictions_are_never_below_one_and_never_nan():

@@ -1,9 +1,10 @@
 """τ against training tokens: power law and saturating form fitted to measured runs, and what a run would reach.
 
 Both forms are linear in all but one number, the exponent: for every exponent of a grid the others follow by least
-squares, so that no fit depends on where it began. Intervals are of a residual bootstrap: what the points are off the
-curve, widened for the numbers that were fitted, is dealt out anew and the fit repeated. What all points share (the
-held-out conversations, the machine, the seed) is not in it.
+squares, so that no fit depends on where it began. Intervals are of a parametric bootstrap: points are drawn about the
+curve as far off as the measured ones are, which few points tell only roughly, so that distance is drawn too (by its
+chi-square distribution: for a straight line this is Student's interval), and the fit is repeated. What all points share
+(the held-out conversations, the machine, the seed) is not in it.
 
 Shape legend: P points, E exponents of the grid, R resamples.
 """
@@ -53,31 +54,34 @@ class Curve:
 
 @dataclass(frozen=True)
 class Fit:
-    """A form fitted to points. curves: of the resamples; noise: what was dealt out, one number a point. aic: Akaike's
-    criterion, lower is better; ahead: root mean square error of points beyond those fitted (`_ahead`), None of too few
-    points."""
+    """A form fitted to points. curves: of the resamples, and spreads `[R]`: the standard deviation of a run about each;
+    none of as few points as the form has numbers. aic: Akaike's criterion, lower is better; ahead: root mean square
+    error of points beyond those fitted (`_ahead`), None of too few points."""
 
     points: tuple[Point, ...]
     curve: Curve
     curves: tuple[Curve, ...]
-    noise: tuple[float, ...]
+    spreads: tuple[float, ...]
     aic: float
     ahead: float | None
 
     def predict(self, tokens: float) -> Interval:
-        """τ of a run that is to come, with a 95 % interval: of the curve, and of a run about it."""
-        rng = np.random.default_rng(1)
-        drawn = np.array([curve.at(tokens) for curve in self.curves]) + rng.choice(self.noise, len(self.curves))
-        low, high = np.quantile(drawn, [0.025, 0.975])
+        """τ of a run that is to come, with a 95 % interval: of the curve, and of a run about it; NaN if unknown."""
         value = self.curve.at(tokens)
+        if not self.curves:
+            return Interval(value, math.nan, math.nan)
+        drawn = np.array([curve.at(tokens) for curve in self.curves])
+        drawn += np.random.default_rng(1).normal(0.0, self.spreads)
+        low, high = np.quantile(drawn, [0.025, 0.975])
         return Interval(value, max(1.0, min(float(low), value)), max(float(high), value))
 
     def parameters(self) -> dict[str, Interval]:
-        """Exponent and limit with their 95 % intervals, and the scale at the curve's unit."""
+        """Scale at the curve's unit, exponent and limit, with their 95 % intervals."""
         names = ("scale", "exponent", *(("limit",) if self.curve.limit is not None else ()))
         found = {}
         for name in names:
-            low, high = np.quantile([getattr(curve, name) for curve in self.curves], [0.025, 0.975])
+            drawn = [getattr(curve, name) for curve in self.curves] or [math.nan]
+            low, high = np.quantile(drawn, [0.025, 0.975])
             found[name] = Interval(getattr(self.curve, name), float(low), float(high))
         return found
 
@@ -94,14 +98,15 @@ def fit(points: Sequence[Point], form: str, *, resamples: int = RESAMPLES, seed:
     (curve,) = _fit_all(tokens / unit, taus[None], form, unit)
     fitted = np.array([curve.at(t) for t in tokens])
     free = len(known) - PARAMETERS[form]
-    noise = (taus - fitted) * (math.sqrt(len(known) / free) if free else 1.0)
-    noise = noise - noise.mean()
-    rng = np.random.default_rng(seed)
-    drawn = fitted + rng.choice(noise, (resamples, len(known)))
-    curves = _fit_all(tokens / unit, drawn, form, unit)
-    squares = max(float(((taus - fitted) ** 2).mean()), 1e-12)
-    aic = len(known) * math.log(squares) + 2 * (PARAMETERS[form] + 1)
-    return Fit(known, curve, tuple(curves), tuple(noise.tolist()), aic, _ahead(known, form))
+    off = float(((taus - fitted) ** 2).sum())
+    curves, spreads = [], np.zeros(0)
+    if free > 0:
+        rng = np.random.default_rng(seed)
+        spreads = np.sqrt(off / rng.chisquare(free, resamples))
+        drawn = fitted + spreads[:, None] * rng.normal(size=(resamples, len(known)))
+        curves = _fit_all(tokens / unit, drawn, form, unit)
+    aic = len(known) * math.log(max(off / len(known), 1e-12)) + 2 * (PARAMETERS[form] + 1)
+    return Fit(known, curve, tuple(curves), tuple(spreads.tolist()), aic, _ahead(known, form))
 
 
 def choose(points: Sequence[Point]) -> tuple[Fit, Fit | None]:
