@@ -113,7 +113,7 @@ def run_all(series: Series, sizes: Sizes) -> Runs:
             _predict(series, runs, axis, part, steps)
         found = series.measure(axis, part, steps)
         runs = replace(runs, runs=(*runs.runs, found), made=datetime.now().date().isoformat())
-        runs.write(series.out / "runs.json", recipe={**vars(series.config), "data_steps": sizes.steps})
+        runs.write(series.out / "runs.json", recipe={**series.config.values(), "data_steps": sizes.steps})
         print(f"{axis} 1/{part} {steps} steps: {found.supervised:,} supervised, {found.seen:,} seen, τ {found.tau:.3f}")
     return runs
 

@@ -35,7 +35,7 @@ def in_words(value: object) -> str:
     """A default as the page of settings has it."""
     if isinstance(value, bool):
         return str(value).lower()
-    return "none" if value in ("", ()) else f"{value:g}" if isinstance(value, float) else str(value)
+    return "none" if value in ("", (), None) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def test_the_page_of_settings_lists_them_all() -> None:

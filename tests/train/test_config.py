@@ -41,8 +41,8 @@ def test_no_number_is_without_a_bound():
     """Of those that size something none fills the machine, and of those that weights are multiplied with none is more
     than float32 can hold."""
     numbers = [f.name for f in fields(TrainConfig) if type(f.default) in (int, float)]
-    assert len(numbers) == 18
-    for name in numbers:
+    assert len(numbers) == 16
+    for name in (*numbers, "lr", "warmup"):  # the last two are left out by default
         for value in (2**64 if name != "clip" else 1e31, 1e39, float("inf"), float("nan")):
             with pytest.raises(TercelError, match=f"^{name} must "):
                 TrainConfig(**{name: value})
@@ -57,6 +57,22 @@ def test_learning_rate_warms_up_and_falls():
     assert rates[55] == pytest.approx(0.55)
     assert 0.1 < rates[99] < 0.11
     assert config.learning_rate(0, 1) == 1.0
+
+
+def test_a_head_that_has_learned_starts_more_gently_unless_told_otherwise():
+    new, again = TrainConfig(), TrainConfig(start_from="head")
+    assert (new.peak_lr, new.warmup_share) == (5e-4, 0.04)
+    assert max(again.learning_rate(step, 1000) for step in range(1000)) < 0.5 * new.peak_lr
+    assert all(again.learning_rate(step, 1000) < new.learning_rate(step, 1000) / 3 for step in range(150))
+    told = TrainConfig(start_from="head", lr=1e-3, warmup=0.0)
+    assert told.learning_rate(0, 1000) == 1e-3
+    assert (told.values()["lr"], again.values()["warmup"]) == (1e-3, again.warmup_share)
+
+
+def test_a_run_of_an_earlier_version_goes_on_under_the_same_key():
+    """Its settings had rates in place of nothing, and no patience."""
+    assert TrainConfig().digest("d", "t") == "744b986072f5afe0"
+    assert TrainConfig(lr=5e-4, warmup=0.04).digest("d", "t") == TrainConfig().digest("d", "t")
 
 
 def test_the_key_changes_with_what_is_learned_only():

@@ -60,12 +60,24 @@ _RANGES = (
 
 
 @dataclass(frozen=True)
+class _Start:
+    """Peak rate and share of the warm-up of a run that is told neither."""
+
+    lr: float
+    warmup: float
+
+
+_NEW, _AGAIN = _Start(5e-4, 0.04), _Start(1.5e-4, 0.15)
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Recipe of one training run; defaults follow the paper where the scale allows it (spec section 7).
 
     max_steps: end there, schedule included, however many epochs there are (0: no limit).
     batch_tokens: packed tokens of one optimizer step's micro-batch; accumulate: micro-batches a step.
-    lr: peak of a linear warm-up (share `warmup` of all steps) and a cosine down to `final_lr` of it.
+    lr: peak of a linear warm-up (share `warmup` of all steps) and a cosine down to `final_lr` of it. A rate that a new
+    head needs makes one that has learned (`start_from`) forget, so both are gentler then if they are left out.
     ttt_steps: `S`; decay: weight of step `s` is `decay^s` (0: the plain mean of the paper's formula).
     start_from: a head (folder, or name of a target with a shipped one) whose weights and draft vocabulary this run
     begins with, under a schedule of its own.
@@ -78,9 +90,13 @@ class TrainConfig:
     max_steps: Annotated[int, Setting("End after so many optimizer steps; 0 is all epochs.", RECIPE)] = 0
     batch_tokens: Annotated[int, Setting("Packed tokens of a micro-batch.", RECIPE)] = 2048
     accumulate: Annotated[int, Setting("Micro-batches of an optimizer step.")] = 1
-    lr: Annotated[float, Setting("Peak learning rate.", RECIPE)] = 5e-4
+    lr: Annotated[
+        float | None, Setting("Peak learning rate; left out, 5e-4, and 1.5e-4 with start-from.", RECIPE)
+    ] = None
     final_lr: Annotated[float, Setting("Share of the peak rate at the end of the cosine.")] = 0.05
-    warmup: Annotated[float, Setting("Share of the steps spent warming up.")] = 0.04
+    warmup: Annotated[
+        float | None, Setting("Share of the steps spent warming up; left out, 0.04, and 0.15 with start-from.")
+    ] = None
     weight_decay: Annotated[float, Setting("AdamW's weight decay.")] = 0.0
     clip: Annotated[float, Setting("Largest norm of the gradient.")] = 0.5
     max_length: Annotated[int, Setting("Cut longer conversations, in tokens.")] = 2048
@@ -125,14 +141,14 @@ class TrainConfig:
                 raise TercelError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         if not 0 < self.eval_share < 1:
             raise TercelError(f"eval_share must lie between 0 and 1, not {self.eval_share}")
-        for name, most in (("lr", limits.RATE), ("clip", limits.LOGIT)):
-            if not 0 < getattr(self, name) <= most:
-                raise TercelError(f"{name} must be positive and at most {most:g}, not {getattr(self, name)}")
+        for name, rate, most in (("lr", self.peak_lr, limits.RATE), ("clip", self.clip, limits.LOGIT)):
+            if not 0 < rate <= most:
+                raise TercelError(f"{name} must be positive and at most {most:g}, not {rate}")
         if not 0 <= self.seed < 2**40:  # an epoch's order takes a million times the seed, in 64 bits
             raise TercelError(f"seed must lie between 0 and 2**40 - 1, not {short(self.seed)}")
-        for name in ("final_lr", "warmup", "decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise TercelError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
+        for name, share in (("final_lr", self.final_lr), ("warmup", self.warmup_share), ("decay", self.decay)):
+            if not 0 <= share <= 1:
+                raise TercelError(f"{name} must lie between 0 and 1, not {share}")
 
     @property
     def objective(self) -> Objective:
@@ -144,17 +160,29 @@ class TrainConfig:
             average=self.average,
         )
 
+    @property
+    def peak_lr(self) -> float:
+        return (_AGAIN if self.start_from else _NEW).lr if self.lr is None else self.lr
+
+    @property
+    def warmup_share(self) -> float:
+        return (_AGAIN if self.start_from else _NEW).warmup if self.warmup is None else self.warmup
+
+    def values(self) -> dict[str, Any]:
+        """All settings by name, those that were left out as they are meant."""
+        return {**asdict(self), "lr": self.peak_lr, "warmup": self.warmup_share}
+
     def learning_rate(self, step: int, steps: int) -> float:
         """For optimizer step `step` (from 0) of `steps`: linear warm-up, then a cosine."""
-        warmup = max(1, int(self.warmup * steps))
+        warmup = max(1, int(self.warmup_share * steps))
         if step < warmup:
-            return self.lr * (step + 1) / warmup
+            return self.peak_lr * (step + 1) / warmup
         progress = (step - warmup) / max(1, steps - warmup)
-        return self.lr * (self.final_lr + (1 - self.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
+        return self.peak_lr * (self.final_lr + (1 - self.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
 
     def digest(self, data: str, target: str) -> str:
         """Key of a run: what a resumed run must share with the one it continues."""
-        values: dict[str, Any] = {**asdict(self), "data": data, "target": target}
+        values = {**self.values(), "data": data, "target": target}
         values["best_by"] = "walk"  # runs of earlier versions chose their best head by another, higher τ
         for free in ("eval_every", "patience", "save_every"):  # they change what is written, not what is learned
             values.pop(free)

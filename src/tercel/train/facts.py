@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from tercel.chat.identity import TemplateIdentity
 from tercel.chat.template import TemplateRefusalError
@@ -49,7 +49,7 @@ def begun_record(
         dtype=str(target.dtype).removeprefix("torch."),
         steps=steps,
         chat_template=_template(target),
-        recipe=Recipe.of(asdict(config)),
+        recipe=Recipe.of(config.values()),
         embeddings=_embeddings(head),
     )
 

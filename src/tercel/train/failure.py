@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +91,7 @@ class FailedStep:
                 {"loss": _number(loss), "chats": [chat.id for chat in chats]}
                 for chats, loss in zip(self.groups, self.losses, strict=True)
             ],
-            "settings": asdict(learner.config),
+            "settings": learner.config.values(),
             "head": master.config.to_dict(),
             "target": {"name": target.source.name, "fingerprint": target.fingerprint, "dtype": str(target.dtype)},
         }

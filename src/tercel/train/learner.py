@@ -74,7 +74,7 @@ class Learner:
         self.weights = MasterWeights(head, target.dtype)
         self.learning = [p for p in head.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.learning, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
+            self.learning, lr=config.peak_lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
         )
         self.supply = FeatureSupply(target, self.weights.working, vocabulary, feature_cache)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from importlib import import_module
@@ -146,7 +146,7 @@ class _Tracked:
         self._watcher.started(step, steps, record)
         told = {"steps": steps, "dtype": record.dtype, "tokens": record.tokens, "supervised": record.supervised_tokens}
         name = self._folder.out.resolve().name
-        run = Run(name, self._id(step), step, {**asdict(self._config), **told}, self._folder.training)
+        run = Run(name, self._id(step), step, {**self._config.values(), **told}, self._folder.training)
         try:
             self._tracker = self._found.begin(run)
         except Exception as error:  # of any kind: a library of somebody else, its files, its server
