@@ -90,11 +90,12 @@ class TrainProgress:
 
 def _lines(record: TrainingRecord) -> list[str]:
     """What is known of a run when it begins, one fact a line."""
+    assert record.recipe is not None
     lines = [
         f"{record.conversations:,} conversations to learn from, {record.held_out_conversations:,} held out",
         f"{record.tokens:,} tokens, {record.supervised_tokens:,} of them the assistant's",
         f"draft vocabulary: {record.draft_vocabulary_coverage:.2%} of the assistant's tokens are in it",
-        f"{record.steps:,} steps, computed in {record.dtype}",
+        f"{record.steps:,} steps up to a learning rate of {record.recipe.lr:g}, computed in {record.dtype}",
     ]
     if record.embeddings is not None:
         how = "learn too" if record.embeddings == "trained" else "stay as they are, as its record says"
