@@ -288,7 +288,7 @@ class DecodingLoop:
         done = run_chunk(self.target, prompts, self._cache, rows, self._prefill_chunk or CHUNK, layers)
         ended, self._entering = self._entering[:done], self._entering[done:]
         outputs = [entering.prompt.output for entering in ended]
-        events = [self._start(entering.request, output) for entering, output in zip(ended, outputs, strict=True)]
+        events = self._start([entering.request for entering in ended], outputs)
         stay = [i for i, event in enumerate(events) if event.emission.finish_reason is None]
         if len(stay) < done:
             self._cache.select_rows([*range(first), *(first + i for i in stay), *rows[done:]])
@@ -299,12 +299,19 @@ class DecodingLoop:
         now = self._clock.now()
         return [e.request.prefilled(event, now - e.started) for e, event in zip(ended, events, strict=True)]
 
-    def _start(self, request: ActiveRequest, output: TargetOutput) -> Event:
-        logits = self.target.logits(output.hidden[0, -1])
-        try:
-            return request.start(choose_token(logits, request.params, request.history, request.stream))
-        except Exception as error:  # as in `_verify` and `_take`
-            return request.fail(error)
+    def _start(self, requests: Sequence[ActiveRequest], outputs: Sequence[TargetOutput]) -> list[Event]:
+        """The first token of each, whose prompt gave `output`."""
+        if not requests:
+            return []
+        events = []
+        last = self.target.logits(torch.cat([output.hidden[0, -1:] for output in outputs]))  # one layer for all
+        for request, logits in zip(requests, last, strict=True):
+            try:
+                event = request.start(choose_token(logits, request.params, request.history, request.stream))
+            except Exception as error:  # as in `_verify` and `_take`
+                event = request.fail(error)
+            events.append(event)
+        return events
 
     def _capacity(self, request: ActiveRequest) -> int:
         longest = len(request.prompt) + request.params.max_new_tokens

@@ -25,7 +25,7 @@ class ActiveRequest:
         self._stop = StopChecker(
             request.params,
             target.eos_token_ids,
-            target.tokenizer_or_none,
+            target.tokenizer_or_none if request.text else None,
             context_room=target.context_length - len(request.prompt),
         )
         self._tokens = list(request.prompt)

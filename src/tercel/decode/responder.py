@@ -28,7 +28,7 @@ class EngineResponder:
 
     def submit(self, key: str, prompt_ids: Sequence[int]) -> None:
         seed = _seed_of(self._params.seed or 0, prompt_ids)
-        request = Request(tuple(prompt_ids), replace(self._params, seed=seed))
+        request = Request(tuple(prompt_ids), replace(self._params, seed=seed), text=bool(self._params.stop))
         try:
             self._keys[self._loop.submit(request)] = key
         except TercelError as error:  # one prompt that does not fit must not end the run

@@ -20,10 +20,14 @@ from tercel.target_model.protocol import TargetModel
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt (token ids, not empty) and how to answer it."""
+    """A prompt (token ids, not empty) and how to answer it.
+
+    text: whether the answer's text is wanted; decoding it token by token takes time, and stop strings are found in it.
+    """
 
     prompt: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
+    text: bool = True
 
     @classmethod
     def chat(cls, target: TargetModel, message: str, params: SamplingParams | None = None) -> Request:
