@@ -33,26 +33,20 @@ def test_train_leaves_a_head_its_card_and_its_curves(world: World) -> None:
 def test_regenerated_answers_are_counted(tmp_path: Path, world: World) -> None:
     out = tmp_path / "answers.jsonl"
     long = json.dumps({"id": "long", "turns": ["cat " * 300]})
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(world.prompts.read_text("utf-8") + long + "\n", encoding="utf-8")
-    asked = [
-        "data",
-        "regenerate",
-        str(prompts),
-        "--target",
-        world.target,
-        "--head",
-        world.head,
-        "--out",
-        str(out),
-    ]
-    ended = run(*asked, "--max-new-tokens", "16", "--in-flight", "3", *EXACT)
+    more = tmp_path / "more.jsonl"
+    more.write_text(long + "\n", encoding="utf-8")
+    asked = ["data", "regenerate", str(world.prompts), str(more), "--target", world.target, "--head", world.head]
+    asked += ["--max-new-tokens", "16", "--in-flight", "3", *EXACT, "--out"]
+    ended = run(*asked, str(out))
     assert ended.code == 0, ended.err
     assert "20 answered + 0 failed + 1 skipped = 21 read" in ended.out
     # drafted, three at a time, or one by one without drafts: the same answers
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     before = [json.loads(line) for line in world.answers.read_text("utf-8").splitlines()]
     assert {row["id"]: row["answer_ids"] for row in rows} == {row["id"]: row["answer_ids"] for row in before}
+    again = run(*asked, str(tmp_path / "again.jsonl"), "--answered", str(out))
+    assert again.code == 2
+    assert "none of the 1 conversations was answered: the prompt exceeds the context" in again.err
 
 
 def test_interrupted_regeneration_goes_on(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:

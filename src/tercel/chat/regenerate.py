@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -22,6 +22,7 @@ from tercel.chat.answering import ENDS, Answering
 from tercel.chat.conversation import Conversation
 from tercel.chat.identity import template_digest
 from tercel.chat.part_file import TEMPLATE, append_line, appending, claim, drop_if_empty, finish, finished_ids
+from tercel.chat.prompts import batched, with_unique_ids, without
 from tercel.chat.render import answer_text
 from tercel.chat.template import require_template, serving_prompt
 from tercel.errors import TercelError
@@ -80,8 +81,8 @@ class RegenerateSettings:
 class RegenerateReport:
     """Counts in conversations: `answered + failed + skipped == read`.
 
-    `done_before` of the skipped were in the file already; `reasons` counts the other skipped and the failed
-    ones. `turns` and `tokens` are what this run generated; `cut` turns of them reached the token limit.
+    `done_before` of the skipped were in the file already and `elsewhere` in others; `reasons` counts the other skipped
+    and the failed ones. `turns` and `tokens` are what this run generated; `cut` turns of them reached the token limit.
     rendered_at: what the template took for now in all answers of the file, if it writes the date.
     """
 
@@ -90,6 +91,7 @@ class RegenerateReport:
     failed: int
     skipped: int
     done_before: int
+    elsewhere: int
     turns: int
     tokens: int
     cut: int
@@ -105,6 +107,7 @@ def regenerate(
     tokenizer: PreTrainedTokenizerBase,
     settings: RegenerateSettings,
     in_flight: int = 64,
+    answered: Collection[str] = (),
     on_progress: Callable[[RegenerateReport], None] | None = None,
 ) -> RegenerateReport:
     """Answer every user turn of `prompts` in context and write `messages` JSONL to `out_path`.
@@ -114,7 +117,9 @@ def regenerate(
     `.settings.json` keeps the settings, digests of the prompts and of the chat template and, where that writes
     the date, the moment that all prompts are rendered for. Conversations already in the part file are skipped,
     failed ones are not written (a resumed run tries them again). Each line has `finish` ("stop" or "length") and
-    `answer_ids` (the generated ids) per answer.
+    `answer_ids` (the generated ids) per answer. Prompts of like length are asked together.
+
+    in_flight: conversations at a time. answered: ids of prompts that are left out, since another file has them.
 
     Raises `TercelError` if `out_path` exists or another process writes it, if the part file was begun with other
     prompts, other settings or another chat template, if a line of it is none that such a run wrote (other than a
@@ -126,9 +131,12 @@ def regenerate(
     if is_stream(out_path):
         raise TercelError(f"{out_path} is not a file, and a run resumes from one; give another --out")
     out = Path(os.path.realpath(out_path))  # a link stays, and what it points to is written
-    conversations = _with_unique_ids(prompts)
-    if not conversations:
+    read = with_unique_ids(prompts)
+    if not read:
         raise TercelError("there are no prompts to answer")
+    conversations = without(read, answered)
+    if not conversations:
+        raise TercelError(f"all of the {len(read)} prompts are answered in other files; nothing is left to do")
     part = out.with_name(out.name + ".part")
     with one_at_a_time(beside(out, "lock"), out_path):
         require_free(out)
@@ -137,35 +145,27 @@ def regenerate(
         began = claim(part, out, conversations, asked_with, began)
         dated = tokenizer if began is None else dates.as_of(tokenizer, began)
         try:
-            report = _answer(conversations, respond, part, dated, settings, in_flight, on_progress)
+            job = _Job(respond, dated, settings, in_flight, on_progress)
+            job.read, job.elsewhere = len(read), len(read) - len(conversations)
+            _answer(job, conversations, part)
         except TercelError:
             drop_if_empty(part, out)
             raise
         finish(part, out)
-    return replace(report, rendered_at=began)
+    return replace(job.report(), rendered_at=began)
 
 
-def _answer(
-    conversations: list[Conversation],
-    respond: Responder,
-    part: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    settings: RegenerateSettings,
-    in_flight: int,
-    on_progress: Callable[[RegenerateReport], None] | None,
-) -> RegenerateReport:
+def _answer(job: _Job, conversations: list[Conversation], part: Path) -> None:
     """Answer what the part file lacks. Raises `TercelError` if nothing at all was answered."""
-    finished = finished_ids(part, conversations, partial(answer_text, tokenizer))
-    left = [conversation for conversation in conversations if conversation.id not in finished]
+    finished = finished_ids(part, conversations, partial(answer_text, job.tokenizer))
+    left = without(conversations, finished)
+    job.done_before = len(conversations) - len(left)
     with appending(part) as out:
-        job = _Job(respond, tokenizer, settings, in_flight, on_progress, lambda row: append_line(out, row))
-        job.read, job.done_before = len(conversations), len(conversations) - len(left)
-        job.run(left)
+        job.run(batched(left, job.in_flight), lambda row: append_line(out, row))
     report = job.report()
     if not report.answered and not report.done_before:
         reason = max(report.reasons, key=lambda name: report.reasons[name], default="no reason given")
-        raise TercelError(f"none of the {report.read} conversations was answered: {reason}")
-    return report
+        raise TercelError(f"none of the {len(conversations)} conversations was answered: {reason}")
 
 
 class _Job:
@@ -178,16 +178,17 @@ class _Job:
         settings: RegenerateSettings,
         in_flight: int,
         on_progress: Callable[[RegenerateReport], None] | None,
-        write: Callable[[dict[str, Any]], None],
     ):
         self.respond, self.tokenizer, self.settings = respond, tokenizer, settings
-        self.in_flight, self.on_progress, self.write = in_flight, on_progress, write
+        self.in_flight, self.on_progress = in_flight, on_progress
         self.running: dict[str, Answering] = {}
-        self.read = self.answered = self.failed = self.skipped = self.done_before = 0
+        self.read = self.answered = self.failed = self.skipped = self.done_before = self.elsewhere = 0
         self.turns = self.tokens = self.cut = 0
         self.reasons: Counter[str] = Counter()
 
-    def run(self, conversations: list[Conversation]) -> None:
+    def run(self, conversations: list[Conversation], write: Callable[[dict[str, Any]], None]) -> None:
+        """Ask them in this order; `write` gets the row of each that is answered."""
+        self.write = write
         waiting = iter(conversations)
         exhausted = False
         while not exhausted or self.running:
@@ -275,24 +276,11 @@ class _Job:
             read=self.read,
             answered=self.answered,
             failed=self.failed,
-            skipped=self.skipped + self.done_before,
+            skipped=self.skipped + self.done_before + self.elsewhere,
             done_before=self.done_before,
+            elsewhere=self.elsewhere,
             turns=self.turns,
             tokens=self.tokens,
             cut=self.cut,
             reasons=dict(self.reasons),
         )
-
-
-def _with_unique_ids(prompts: Iterable[Conversation]) -> list[Conversation]:
-    """Ids are the keys of a resumed run; a repeated one gets `~2`, `~3`, … in the order of reading."""
-    used: set[str] = set()
-    result = []
-    for conversation in prompts:
-        id, count = conversation.id, 1
-        while id in used:
-            count += 1
-            id = f"{conversation.id}~{count}"
-        used.add(id)
-        result.append(replace(conversation, id=id))
-    return result
