@@ -16,10 +16,10 @@ from tercel.decode.types import GenerationResult
 from tercel.doctor.clients import connect
 from tercel.doctor.compare import ServingReport, compare_with_server
 from tercel.doctor.findings import Finding, Level
-from tercel.doctor.http import Http
 from tercel.doctor.served_checks import PairedAcceptance, acceptance_finding
 from tercel.draft import DraftModel
 from tercel.errors import TercelError
+from tercel.http.client import Http
 from tercel.measure.causes import Cause
 from tercel.measure.chains import read_as, without_map
 from tercel.measure.intervals import Interval

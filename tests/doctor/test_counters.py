@@ -10,9 +10,9 @@ import pytest
 from tercel.decode.types import GenerationResult
 from tercel.doctor.clients import connect
 from tercel.doctor.engine_client import EngineClient
-from tercel.doctor.http import Http
 from tercel.doctor.prometheus import read_counters
 from tercel.errors import TercelError
+from tercel.http.client import Http
 from tercel.measure.counts import Counts, told_shape
 from tests.doctor.servers_for_tests import Fake, FakeLlama, FakeSglang, FakeVllm, running
 from tests.tiny import tiny_tokenizer

@@ -15,10 +15,10 @@ from tercel.doctor.clients import connect
 from tercel.doctor.clients.llamacpp import LlamaCppClient
 from tercel.doctor.clients.sglang import SglangClient
 from tercel.doctor.clients.vllm import VllmClient
-from tercel.doctor.http import Http
 from tercel.doctor.prometheus import read_counters
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
+from tercel.http.client import Http
 from tercel.measure.counts import Counts
 from tests.doctor.servers_for_tests import Fake, FakeLlama, FakeSglang, FakeVllm, running
 from tests.tiny import tiny_tokenizer

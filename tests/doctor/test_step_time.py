@@ -12,10 +12,10 @@ import pytest
 
 from tercel.decode.types import GenerationResult
 from tercel.doctor.engine_client import EngineClient, SeenPrompt, Served
-from tercel.doctor.http import Http
 from tercel.doctor.step_time import time_steps
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
+from tercel.http.client import Http
 from tercel.measure.counts import Counts
 from tercel.measure.tasks import Prompt
 from tests.cli.running import run

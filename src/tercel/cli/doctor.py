@@ -70,7 +70,7 @@ def command(
         raise TercelError("--tasks is what a running server is asked; give its --url too")
     from tercel.doctor.clients import connect
     from tercel.doctor.examine import as_loaded, examine, fits, without_comparison
-    from tercel.doctor.http import Http
+    from tercel.http.client import Http
 
     named = None if engine.value == AUTO else engine.value
     server = connect(Http.at(url, timeout), named) if url is not None else None  # before anything is loaded

@@ -80,7 +80,7 @@ def what_is_known(there: ThereOptions, engine: str) -> tuple[EngineClient | None
     server, costs = None, None
     if there.url is not None:
         from tercel.doctor.clients import connect
-        from tercel.doctor.http import TIMEOUT, Http
+        from tercel.http.client import TIMEOUT, Http
 
         server = connect(Http.at(there.url, there.timeout or TIMEOUT), ENGINES[engine].run_by)
     if there.cost_json is not None:

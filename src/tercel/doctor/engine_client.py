@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from tercel.doctor.http import Http, HttpStatusError
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
+from tercel.http.client import Http, HttpStatusError
 from tercel.measure.counts import MAX_DEPTH, Counts, number
 
 _TOKEN_LENGTH = 1024  # characters: longer ones are in no vocabulary

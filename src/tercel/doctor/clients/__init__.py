@@ -6,8 +6,8 @@ from tercel.doctor.clients.llamacpp import LlamaCppClient
 from tercel.doctor.clients.sglang import SglangClient
 from tercel.doctor.clients.vllm import VllmClient
 from tercel.doctor.engine_client import EngineClient, tried
-from tercel.doctor.http import Http
 from tercel.errors import TercelError
+from tercel.http.client import Http
 from tercel.interop.engines import find
 
 __all__ = ["CLIENTS", "connect"]

@@ -17,10 +17,10 @@ from tercel.doctor.engine_client import (
     template_kwargs,
     tried,
 )
-from tercel.doctor.http import Http
 from tercel.doctor.prometheus import read_counters
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
+from tercel.http.client import Http
 from tercel.measure.counts import MAX_NODES, Counts, number
 
 

@@ -17,9 +17,9 @@ from tercel.doctor.engine_client import (
     served,
     tried,
 )
-from tercel.doctor.http import Http, HttpStatusError
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
+from tercel.http.client import Http, HttpStatusError
 from tercel.measure.counts import MAX_DEPTH, MAX_NODES, Counts, number, told_shape
 
 

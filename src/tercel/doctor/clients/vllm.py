@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tercel.doctor.engine_client import EngineClient, SeenPrompt, Served, first, ids, mapping, openai_prompt, served
-from tercel.doctor.http import Http
 from tercel.doctor.prometheus import read_counters
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
+from tercel.http.client import Http
 from tercel.measure.counts import Counts, told_shape
 
 

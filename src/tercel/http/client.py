@@ -10,9 +10,9 @@ import anyio
 import httpx2
 from anyio.from_thread import start_blocking_portal
 
-from tercel.doctor.address import is_local, is_same_server, parse_address
-from tercel.doctor.look_up import LookUpLoop
 from tercel.errors import TercelError
+from tercel.http.address import is_local, is_same_server, parse_address
+from tercel.http.look_up import LookUpLoop
 
 TIMEOUT = 120.0  # seconds for one answer, from the look-up of the name to the last byte
 MOST = 8 << 20  # bytes of an answer: counters of dozens of engines, or the ids of a long context

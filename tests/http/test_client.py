@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tercel.doctor import http
-from tercel.doctor.address import is_local, parse_address
-from tercel.doctor.http import Http, HttpStatusError
 from tercel.errors import TercelError
+from tercel.http import client
+from tercel.http.address import is_local, parse_address
+from tercel.http.client import Http, HttpStatusError
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 FOREVER = 300.0  # seconds: nothing here may come near it
@@ -65,7 +65,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_body_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MOST", 1 << 20)
+    monkeypatch.setattr(client, "MOST", 1 << 20)
     too_much = pytest.raises(TercelError, match="sends more than 1 MiB")
     with answering(HEAD, b"\r\n", again=b"x" * 65536) as (url, _), too_much:
         Http.at(url, FOREVER).text("/metrics")

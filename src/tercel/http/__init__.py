@@ -1,0 +1,1 @@
+"""Plain HTTP to servers that are not trusted."""
