@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from tercel.chat import Answer, Conversation, Message, RegenerateSettings, regenerate
+from tercel.chat import Answer, Conversation, Message, Question, RegenerateSettings, regenerate
 
 from .tokenizers_for_tests import make_tokenizer
 
@@ -24,12 +24,12 @@ class Echo:
 
     def __init__(self, seed: int = 0, *, fail: str = "", die_after: int = 10**9, finish: str = "stop"):
         self.random, self.fail, self.die_after, self.finish = random.Random(seed), fail, die_after, finish
-        self.waiting: list[tuple[str, list[int]]] = []
+        self.waiting: list[tuple[str, tuple[int, ...]]] = []
         self.prompts: list[str] = []
         self.most = 0
 
-    def submit(self, key: str, prompt_ids: list[int]) -> None:
-        self.waiting.append((key, prompt_ids))
+    def submit(self, key: str, question: Question) -> None:
+        self.waiting.append((key, question.prompt_ids))
         self.most = max(self.most, len(self.waiting))
 
     def pending(self) -> int:
@@ -41,7 +41,7 @@ class Echo:
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
         return [self.answer(*request) for request in taken]
 
-    def answer(self, key: str, prompt_ids: list[int]) -> Answer:
+    def answer(self, key: str, prompt_ids: tuple[int, ...]) -> Answer:
         if self.die_after == 0:
             raise Killed
         self.die_after -= 1

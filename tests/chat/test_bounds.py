@@ -16,6 +16,7 @@ from tercel.chat import (
     Answer,
     Conversation,
     Message,
+    Question,
     RegenerateSettings,
     lines,
     load_chats,
@@ -268,7 +269,7 @@ class Echo:
     def __init__(self) -> None:
         self.keys: list[str] = []
 
-    def submit(self, key: str, prompt_ids: list[int]) -> None:
+    def submit(self, key: str, question: Question) -> None:
         self.keys.append(key)
 
     def poll(self) -> list[Answer]:

@@ -56,7 +56,7 @@ def test_prompts_of_like_length_are_asked_together(tmp_path: Path) -> None:
     echo = Echo()
     asked: list[int] = []
     submit = echo.submit
-    echo.submit = lambda key, ids: (asked.append(len(ids)), submit(key, ids))[1]  # type: ignore[method-assign]
+    echo.submit = lambda key, question: (asked.append(len(question.prompt_ids)), submit(key, question))[1]  # type: ignore[method-assign]
     run(prompts, echo, tmp_path / "out.jsonl")
     assert asked[:size] == sorted(asked[:size], reverse=True)
 

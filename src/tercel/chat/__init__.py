@@ -11,8 +11,9 @@ from tercel.chat.overlap import (
     read_eval_prompts,
 )
 from tercel.chat.readers import read_conversations, read_records
-from tercel.chat.regenerate import Answer, RegenerateReport, RegenerateSettings, Responder, regenerate
+from tercel.chat.regenerate import RegenerateReport, RegenerateSettings, regenerate
 from tercel.chat.render import Rendered, Renderer, render_plain
+from tercel.chat.responder import Answer, Question, Responder
 from tercel.chat.template import ChatTemplate, learn_template, serving_prompt
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Overlap",
     "OverlapIndex",
     "OverlapReport",
+    "Question",
     "RawText",
     "Record",
     "RegenerateReport",

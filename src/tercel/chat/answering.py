@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tercel.chat.conversation import Conversation, Message
+from tercel.chat.records import parse_record
+from tercel.errors import TercelError
 
 ENDS = ("stop", "length")
 
@@ -39,8 +41,8 @@ class Answering:
         self.left = self.left[len(context) - len(self.done) :]
         self.done = context
 
-    def take(self, text: str, token_ids: tuple[int, ...], finish: str) -> None:
-        self.done.append(Message("assistant", text, token_ids=token_ids))
+    def take(self, answer: Message, finish: str) -> None:
+        self.done.append(answer)
         self.finish.append(finish)
 
     def row(self) -> dict[str, Any]:
@@ -48,30 +50,54 @@ class Answering:
         return {**replace(self.source, messages=tuple(self.done)).to_json(), "finish": self.finish}
 
 
-def row_problem(row: dict[str, Any], source: Conversation, text_of: Callable[[Sequence[int]], str]) -> str:
-    """Why `row` is not what becomes of `source`, as a clause; "" if it is.
+TextOf = Callable[[Sequence[int]], str]
 
-    All but the generated ids, and how answers ended, follows from the source; a context that was full may have left
-    the last questions unanswered.
+
+def answer_of(token_ids: Sequence[int], text_of: TextOf) -> Message:
+    """The assistant's message of these generated ids; text_of: their text."""
+    return Message("assistant", text_of(token_ids), token_ids=tuple(token_ids))
+
+
+def row_problem(row: dict[str, Any], source: Conversation, text_of: TextOf | None) -> str:
+    """Why `row` is not what becomes of `source`, as a clause; "" if it is. text_of: the text of generated ids; None
+    where answers are known by their text alone.
+
+    All but the answers, and how they ended, follows from the source; a context that was full may have left the last
+    questions unanswered.
     """
-    answers: Any = row.get("answer_ids")
     finish = row.get("finish")
-    if not _are_ids(answers):
-        return "its answer_ids are not the token ids of its answers"
+    try:
+        answers = _texts(row) if text_of is None else _of_ids(row, text_of)
+    except TercelError as error:
+        return str(error)
     if not isinstance(finish, list) or len(finish) != len(answers) or not all(end in ENDS for end in finish):
         return 'its finish does not say "stop" or "length" of each answer'
     state = Answering.of(source)
     if state is None:
         return "its prompt asks nothing"
-    for ids, end in zip(answers, finish, strict=True):
+    for answer, end in zip(answers, finish, strict=True):
         context = state.asked()
         if context is None:
             return "it has more answers than questions"
         state.ask(context)
-        state.take(text_of(ids), tuple(ids), end)
+        state.take(answer, end)
     if json.dumps(state.row(), sort_keys=True) != json.dumps(row, sort_keys=True):
-        return "it is not its prompt with the text of its answer_ids"
+        return "it is not its prompt with " + ("answers" if text_of is None else "the text of its answer_ids")
     return ""
+
+
+def _of_ids(row: dict[str, Any], text_of: TextOf) -> list[Message]:
+    answers = row.get("answer_ids")
+    if not _are_ids(answers):
+        raise TercelError("its answer_ids are not the token ids of its answers")
+    return [answer_of(ids, text_of) for ids in answers]
+
+
+def _texts(row: dict[str, Any]) -> list[Message]:
+    record = parse_record(row, where="it", default_id="", default_source="")
+    if not isinstance(record, Conversation):
+        raise TercelError("it is not a conversation")
+    return [message for message in record.messages if message.role == "assistant"]
 
 
 def _are_ids(answers: Any) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 from tercel.chat import dates
-from tercel.chat.answering import row_problem
+from tercel.chat.answering import TextOf, row_problem
 from tercel.chat.conversation import Conversation
 from tercel.errors import TercelError
 from tercel.files import as_json_line, require_free, sync, write_json
@@ -100,10 +100,10 @@ def finish(part: Path, out: Path) -> None:
         raise TercelError(f"{part} is finished but could not be renamed to {out.name}: {error.strerror}") from error
 
 
-def finished_ids(part: Path, conversations: list[Conversation], text_of: Callable[[Sequence[int]], str]) -> set[str]:
+def finished_ids(part: Path, conversations: Sequence[Conversation], text_of: TextOf | None) -> set[str]:
     """Ids in the part file; a last line without its line end was being written when the run died: it is cut off.
 
-    text_of: the text of generated ids. Raises `TercelError` for a line that no run with these prompts wrote, and for a
+    text_of: as in `row_problem`. Raises `TercelError` for a line that no run with these prompts wrote, and for a
     conversation that is there twice.
     """
     if not part.exists():
@@ -126,7 +126,7 @@ def finished_ids(part: Path, conversations: list[Conversation], text_of: Callabl
 
 
 def _line_problem(
-    row: Any, sources: dict[str, Conversation], places: dict[str, int], text_of: Callable[[Sequence[int]], str]
+    row: Any, sources: dict[str, Conversation], places: dict[str, int], text_of: TextOf | None
 ) -> str:
     if not isinstance(row, dict) or not isinstance(row.get("id"), str):
         return f"{short(row)} is not a conversation with an id"

@@ -83,7 +83,7 @@ def _pair(row: dict[str, Any], id: str, source: str, where: str) -> Conversation
 
 
 def _conversation(row: dict[str, Any], turns: list[Any], id: str, source: str, where: str) -> Conversation:
-    messages = tuple(_message(turn, f"{where}, message {i + 1}") for i, turn in enumerate(turns))
+    messages = tuple(message_of(turn, f"{where}, message {i + 1}") for i, turn in enumerate(turns))
     system = row.get("system")
     if isinstance(system, str) and system and [message.role for message in messages[:1]] != ["system"]:
         messages = (Message("system", system), *messages)
@@ -92,7 +92,8 @@ def _conversation(row: dict[str, Any], turns: list[Any], id: str, source: str, w
     return Conversation(id, messages, source, _tools(row.get("tools"), where))
 
 
-def _message(turn: Any, where: str) -> Message:
+def message_of(turn: Any, where: str) -> Message:
+    """Read one message, in any of the forms that rows have. Raises `TercelError`, naming `where`, if it is none."""
     if not isinstance(turn, dict):
         _refuse(where, f"expected an object with a role and a content, got {_short(turn)}")
     called = turn.get("role", turn.get("from"))

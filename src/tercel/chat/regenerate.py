@@ -13,17 +13,18 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from tercel.chat import dates
-from tercel.chat.answering import ENDS, Answering
+from tercel.chat.answering import ENDS, Answering, answer_of
 from tercel.chat.conversation import Conversation
 from tercel.chat.identity import template_digest
 from tercel.chat.part_file import TEMPLATE, append_line, appending, claim, drop_if_empty, finish, finished_ids
 from tercel.chat.prompts import batched, with_unique_ids, without
 from tercel.chat.render import answer_text
+from tercel.chat.responder import Answer, Question, Responder
 from tercel.chat.template import require_template, serving_prompt
 from tercel.errors import TercelError
 from tercel.files import is_stream, require_free
@@ -35,44 +36,19 @@ EMPTY = "an answer without tokens came back"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came of a request. `token_ids`: generated ids, the end-of-turn token included if it was generated.
-
-    `finish`: "stop", "length", or "error:<what went wrong>".
-    """
-
-    key: str
-    token_ids: tuple[int, ...]
-    finish: str
-
-
-class Responder(Protocol):
-    """A small scheduler over whatever generates; it batches as it likes and answers in any order."""
-
-    def submit(self, key: str, prompt_ids: list[int]) -> None:
-        """Take a request; its key comes back in the `Answer`."""
-
-    def poll(self) -> list[Answer]:
-        """Work until at least one request is finished, and return those; [] only if none is pending."""
-
-    def pending(self) -> int:
-        """How many requests are submitted and not yet returned by `poll`."""
-
-
-@dataclass(frozen=True)
 class RegenerateSettings:
     """What the answers depend on; a file begun with other settings is not continued.
 
     `context`: the most prompt tokens of a request, i.e. the context length less room for the answer. `sampling`: what
     else decides which tokens are taken, in words. `template_arguments`: what the chat template is given beside the
-    messages (None: nothing).
+    messages (None: nothing). Behind an endpoint the target is a name there, and the context the server's affair (None).
     """
 
     target: str
     temperature: float
     seed: int
     max_new_tokens: int
-    context: int
+    context: int | None
     sampling: str = ""
     template_arguments: dict[str, Any] | None = None
 
@@ -104,7 +80,7 @@ def regenerate(
     respond: Responder,
     out_path: Path,
     *,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     settings: RegenerateSettings,
     in_flight: int = 64,
     answered: Collection[str] = (),
@@ -119,13 +95,16 @@ def regenerate(
     failed ones are not written (a resumed run tries them again). Each line has `finish` ("stop" or "length") and
     `answer_ids` (the generated ids) per answer. Prompts of like length are asked together.
 
-    in_flight: conversations at a time. answered: ids of prompts that are left out, since another file has them.
+    tokenizer: the target's, with its template; None for a responder that renders and answers with text: lines then have
+    no `answer_ids`. in_flight: conversations at a time. answered: ids of prompts that are left out, since another file
+    has them.
 
     Raises `TercelError` if `out_path` exists or another process writes it, if the part file was begun with other
     prompts, other settings or another chat template, if a line of it is none that such a run wrote (other than a
     torn last one), and if nothing at all was answered.
     """
-    require_template(tokenizer)
+    if tokenizer is not None:
+        require_template(tokenizer)
     if in_flight < 1:
         raise TercelError(f"at least 1 conversation must be in flight, got {in_flight}")
     if is_stream(out_path):
@@ -140,10 +119,10 @@ def regenerate(
     part = out.with_name(out.name + ".part")
     with one_at_a_time(beside(out, "lock"), out_path):
         require_free(out)
-        began = dates.this_moment() if dates.writes_date(tokenizer) else None
-        asked_with = {**asdict(settings), TEMPLATE: template_digest(tokenizer)}
+        began = dates.this_moment() if tokenizer and dates.writes_date(tokenizer) else None
+        asked_with = {**asdict(settings), TEMPLATE: tokenizer and template_digest(tokenizer)}
         began = claim(part, out, conversations, asked_with, began)
-        dated = tokenizer if began is None else dates.as_of(tokenizer, began)
+        dated = dates.as_of(tokenizer, began) if tokenizer and began else tokenizer
         try:
             job = _Job(respond, dated, settings, in_flight, on_progress)
             job.read, job.elsewhere = len(read), len(read) - len(conversations)
@@ -157,7 +136,7 @@ def regenerate(
 
 def _answer(job: _Job, conversations: list[Conversation], part: Path) -> None:
     """Answer what the part file lacks. Raises `TercelError` if nothing at all was answered."""
-    finished = finished_ids(part, conversations, partial(answer_text, job.tokenizer))
+    finished = finished_ids(part, conversations, job.text_of)
     left = without(conversations, finished)
     job.done_before = len(conversations) - len(left)
     with appending(part) as out:
@@ -174,13 +153,14 @@ class _Job:
     def __init__(
         self,
         respond: Responder,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None,
         settings: RegenerateSettings,
         in_flight: int,
         on_progress: Callable[[RegenerateReport], None] | None,
     ):
         self.respond, self.tokenizer, self.settings = respond, tokenizer, settings
         self.in_flight, self.on_progress = in_flight, on_progress
+        self.text_of = None if tokenizer is None else partial(answer_text, tokenizer)
         self.running: dict[str, Answering] = {}
         self.read = self.answered = self.failed = self.skipped = self.done_before = self.elsewhere = 0
         self.turns = self.tokens = self.cut = 0
@@ -225,12 +205,14 @@ class _Job:
         if context is None:
             self._close(key)
             return
+        prompt: list[int] = []
         try:
-            prompt = serving_prompt(self.tokenizer, context, state.source.tools)
+            if self.tokenizer is not None:
+                prompt = serving_prompt(self.tokenizer, context, state.source.tools)
         except TercelError as error:
             self._fail(key, str(error))
             return
-        if len(prompt) > self.settings.context:
+        if self.settings.context is not None and len(prompt) > self.settings.context:
             if state.finish:
                 self._close(key)  # earlier turns are answered: keep them
             else:
@@ -238,7 +220,7 @@ class _Job:
                 self._skip(TOO_LONG)
             return
         state.ask(context)
-        self.respond.submit(key, prompt)
+        self.respond.submit(key, Question(tuple(context), state.source.tools, tuple(prompt)))
 
     def _take(self, answer: Answer) -> None:
         state = self.running.get(answer.key)
@@ -249,12 +231,16 @@ class _Job:
             return
         if answer.finish not in ENDS:
             raise TercelError(f'unknown finish {answer.finish!r}; a responder says "stop", "length" or "error:…"')
-        if not answer.token_ids:
+        if self.text_of is not None and answer.token_ids:
+            said = answer_of(answer.token_ids, self.text_of)
+        elif answer.said is not None and (answer.said.content or answer.said.tool_calls):
+            said = answer.said
+        else:
             self._fail(answer.key, EMPTY)
             return
-        state.take(answer_text(self.tokenizer, answer.token_ids), answer.token_ids, answer.finish)
+        state.take(said, answer.finish)
         self.turns += 1
-        self.tokens += len(answer.token_ids)
+        self.tokens += len(answer.token_ids) or answer.length
         self.cut += answer.finish == "length"
         self._ask(answer.key)
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tercel.chat import Answer
+from tercel.chat import Answer, Question
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
@@ -26,9 +26,9 @@ class EngineResponder:
         self._keys: dict[int, str] = {}
         self._refused: list[Answer] = []
 
-    def submit(self, key: str, prompt_ids: Sequence[int]) -> None:
-        seed = _seed_of(self._params.seed or 0, prompt_ids)
-        request = Request(tuple(prompt_ids), replace(self._params, seed=seed), text=bool(self._params.stop))
+    def submit(self, key: str, question: Question) -> None:
+        seed = _seed_of(self._params.seed or 0, question.prompt_ids)
+        request = Request(question.prompt_ids, replace(self._params, seed=seed), text=bool(self._params.stop))
         try:
             self._keys[self._loop.submit(request)] = key
         except TercelError as error:  # one prompt that does not fit must not end the run

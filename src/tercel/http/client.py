@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import anyio
@@ -19,30 +23,36 @@ MOST = 8 << 20  # bytes of an answer: counters of dozens of engines, or the ids 
 _REFUSAL = 4096  # bytes read of an answer that is a refusal
 _REDIRECTS = 3  # within the server, as from /metrics to /metrics/
 _SHOWN = 200
+_UNLIMITED = httpx2.Limits()  # whoever asks many things at once bounds them
 
 
 class HttpStatusError(TercelError):
-    """The server refused a request; `status` is its code."""
+    """The server refused a request; `status` is its code. retry_after: how many seconds it asks to wait, if it does."""
 
-    def __init__(self, url: str, status: int, body: str) -> None:
+    def __init__(self, url: str, status: int, body: str, retry_after: float | None = None) -> None:
         said = " ".join(body.split())[:_SHOWN] or "no reason given"
         super().__init__(f"{url} answers with status {status} ({said}); is it the engine you think it is?")
-        self.status = status
+        self.status, self.retry_after = status, retry_after
+
+
+class SilentServerError(TercelError):
+    """No whole answer came: the server cannot be reached, is too slow, or broke off."""
 
 
 @dataclass(frozen=True)
 class Http:
-    """base: `http://host:port`, to which paths are added."""
+    """base: `http://host:port`, to which paths are added. headers: sent with every request."""
 
     base: str
     timeout: float = TIMEOUT
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # a key may be among them
 
     @classmethod
-    def at(cls, url: str, timeout: float = TIMEOUT) -> Http:
+    def at(cls, url: str, timeout: float = TIMEOUT, headers: Mapping[str, str] | None = None) -> Http:
         """Raises `TercelError` unless `url` is an http or https address; a trailing `/v1` is dropped."""
         if not timeout > 0:
             raise TercelError(f"the time to wait for an answer must be positive, not {timeout:g} s")
-        return cls(str(parse_address(url)).rstrip("/"), timeout)
+        return cls(str(parse_address(url)).rstrip("/"), timeout, headers or {})
 
     def text(self, path: str) -> str:
         """What GET gives. Raises `HttpStatusError` if the server refuses, and `TercelError` if it cannot be reached,
@@ -60,31 +70,40 @@ class Http:
     def _send(self, method: str, path: str, body: bytes | None = None) -> str:
         # a portal works where a loop runs already, as in notebooks
         with start_blocking_portal(backend_options={"loop_factory": LookUpLoop}) as portal:
-            return portal.call(self._within_time, method, httpx2.URL(self.base + path), body)
+            return portal.call(self._alone, method, path, body)
 
-    async def _within_time(self, method: str, url: httpx2.URL, body: bytes | None) -> str:
+    async def _alone(self, method: str, path: str, body: bytes | None) -> str:
+        async with self.client() as client:
+            return await self._within_time(client, method, path, body)
+
+    async def post_with(self, client: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """`post` in a running loop, with a client that serves many requests (`client`)."""
+        return self._object(path, await self._within_time(client, "POST", path, json.dumps(body).encode()))
+
+    async def _within_time(self, client: httpx2.AsyncClient, method: str, path: str, body: bytes | None) -> str:
         try:
             with anyio.fail_after(self.timeout):
-                async with self._client(url) as client:
-                    return await self._exchange(client, method, url, body)
+                return await self._exchange(client, method, httpx2.URL(self.base + path), body)
         except TimeoutError as error:
-            raise TercelError(
+            raise SilentServerError(
                 f"the server at {self.base} did not answer within {self.timeout:g} s; raise --timeout"
             ) from error
         except httpx2.ProxyError as error:
             raise self._no_proxy(error) from error
         except httpx2.ConnectError as error:
-            raise TercelError(f"no server answers at {self.base} ({error}); is it running there?") from error
+            raise SilentServerError(f"no server answers at {self.base} ({error}); is it running there?") from error
         except (httpx2.TransportError, OSError) as error:
-            raise TercelError(
+            raise SilentServerError(
                 f"the server at {self.base} broke off ({error or type(error).__name__}); look at its log"
             ) from error
 
-    def _client(self, url: httpx2.URL) -> httpx2.AsyncClient:
+    def client(self) -> httpx2.AsyncClient:
         """One without time limits of its own; the settings for proxies hold unless the host is a local one."""
-        transport = httpx2.AsyncHTTPTransport() if is_local(url) else None
+        transport = httpx2.AsyncHTTPTransport(limits=_UNLIMITED) if is_local(httpx2.URL(self.base)) else None
         try:
-            return httpx2.AsyncClient(timeout=None, transport=transport, event_hooks={"response": [_stay_there]})
+            return httpx2.AsyncClient(
+                timeout=None, transport=transport, limits=_UNLIMITED, event_hooks={"response": [_stay_there]}
+            )
         except (ValueError, ImportError, httpx2.InvalidURL) as error:
             raise self._no_proxy(error) from error
 
@@ -95,7 +114,7 @@ class Http:
         )
 
     async def _exchange(self, client: httpx2.AsyncClient, method: str, url: httpx2.URL, body: bytes | None) -> str:
-        headers = {"Accept-Encoding": "identity"}
+        headers = {"Accept-Encoding": "identity", **self.headers}
         if body is not None:
             headers["Content-Type"] = "application/json"
         for _ in range(_REDIRECTS + 1):
@@ -118,7 +137,8 @@ class Http:
                 break
         text = bytes(body[:most]).decode("utf-8", "replace")
         if not response.is_success:
-            raise HttpStatusError(str(response.url), response.status_code, text)
+            wait = _seconds(response.headers.get("retry-after", ""))
+            raise HttpStatusError(str(response.url), response.status_code, text, wait)
         if len(body) > most:
             raise TercelError(f"{response.url} sends more than {most >> 20} MiB; is an inference server running there?")
         return text
@@ -147,3 +167,16 @@ async def _stay_there(response: httpx2.Response) -> None:
             f"{url} wants to send us on to {wanted[:_SHOWN]!r}, where nothing was asked; give that address as --url if "
             "it is the server you mean"
         )
+
+
+def _seconds(wait: str) -> float | None:
+    """What a header Retry-After asks for, a number of seconds or a date; None for anything else."""
+    try:
+        seconds = float(wait)
+    except ValueError:
+        try:
+            until = parsedate_to_datetime(wait)
+        except ValueError:
+            return None
+        seconds = (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
