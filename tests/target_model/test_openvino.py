@@ -290,8 +290,8 @@ def test_sizes_are_compiled_in_where_that_changes_no_bit(same: bool, monkeypatch
     states, past = (ov.opset13.parameter([-1, 4], ov.Type.f32) for _ in range(2))
     model = ov.Model([ov.opset13.matmul(states, past, False, True)], [states, past])
     graph = runtime.CompiledGraph(model, torch.float32, spare=2, often=2, growing={1: 0})
-    for slots in (3, 3, 3, 5):
-        states, past, out = torch.randn(2, 4), torch.randn(slots, 4), torch.empty(2, slots)
+    for length in (3, 3, 3, 5):
+        states, past, out = torch.randn(2, 4), torch.randn(length, 4), torch.empty(2, length)
         graph.run([states, past], [out], "two rows")
         torch.testing.assert_close(out, states @ past.T)
     (own,) = graph._own.values()

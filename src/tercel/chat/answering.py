@@ -87,7 +87,7 @@ def row_problem(row: dict[str, Any], source: Conversation, text_of: TextOf | Non
 
 
 def _of_ids(row: dict[str, Any], text_of: TextOf) -> list[Message]:
-    answers = row.get("answer_ids")
+    answers: Any = row.get("answer_ids")
     if not _are_ids(answers):
         raise TercelError("its answer_ids are not the token ids of its answers")
     return [answer_of(ids, text_of) for ids in answers]

@@ -133,6 +133,7 @@ class EndpointResponder:
 
     async def _ask(self, key: str, question: Question) -> Answer:
         body = self._asking.body(question)
+        failed: TercelError
         for failures in range(1, self._patience.tries + 1):
             try:
                 return self._answer(key, await self._http.post_with(self._client, _CHAT, body))

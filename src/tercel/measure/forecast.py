@@ -150,7 +150,8 @@ def calibrate(target: TargetModel, ready: Prepared, config: TrainConfig, seconds
     _clear_peak(target.device)
     learner.gradients(min(range(1, len(order)), key=lambda i: size[order[i]], default=0))  # what is made once
     _updated(learner)
-    tokens, spent, updates, began = [], [], [], time.perf_counter()
+    tokens, spent, updates = list[int](), list[float](), list[float]()
+    began = time.perf_counter()
     for number in range(len(order)):
         if number > 0 and time.perf_counter() - began + max(spent) > 0.75 * seconds:
             break
