@@ -86,7 +86,13 @@ def outcome(out: Path) -> tuple[dict, list]:
         for where, path in (("best", out), ("last", folder.last))
         for name, tensor in load_head(path).head.named_parameters()
     }
-    moments = {f"{i}.{k}": v for i, s in stored["optimizer"]["state"].items() for k, v in s.items()}
+    parts = stored["optimizer"] if "muon" in stored["optimizer"] else {"adamw": stored["optimizer"]}
+    moments = {
+        f"{part}.{i}.{k}": v
+        for part, own in parts.items()
+        for i, s in own["state"].items()
+        for k, v in s.items()
+    }
     rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     for row in rows:
         row.pop("seconds", None)
@@ -146,6 +152,20 @@ def test_ctrl_c_saves_the_state(tmp_path, whole):
     assert torch.load(RunFolder(tmp_path / "r").state, weights_only=True)["step"] == 3
     run(tmp_path / "r")
     same(tmp_path / "r", whole)
+
+
+def test_muon_steps_matrices_and_goes_on_bit_for_bit(tmp_path):
+    config = replace(SMALL, optimizer="muon", epochs=1)
+    run(tmp_path / "whole", config)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "r", config, watcher=Recorder(KeyboardInterrupt(), 2))
+    stored = torch.load(RunFolder(tmp_path / "r").state, weights_only=True)["optimizer"]
+    head = load_head(tmp_path / "whole").head
+    matrices = [p for n, p in head.named_parameters() if p.ndim == 2 and "lm_head" not in n]
+    assert len(stored["muon"]["state"]) == len(matrices) > 0
+    assert all(set(moments) == {"momentum_buffer"} for moments in stored["muon"]["state"].values())
+    run(tmp_path / "r", config)
+    same(tmp_path / "r", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -24,7 +24,8 @@ class TemplateRecord(JsonRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(JsonRecord):
-    """The settings of training that a card tells; the others are kept as they are."""
+    """The settings of training that a card tells; the others are kept as they are. Before optimizers could be chosen,
+    there was AdamW alone."""
 
     epochs: float
     lr: float
@@ -33,6 +34,7 @@ class Recipe(JsonRecord):
     decay: float
     loss: str
     max_length: int
+    optimizer: str = "adamw"
 
 
 @dataclass(frozen=True, kw_only=True)

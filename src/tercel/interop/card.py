@@ -11,6 +11,8 @@ from tercel.interop.engines import SERVED_AND_ASKED
 
 _RESULTS = "## Measured"
 
+_OPTIMIZERS = {"adamw": "AdamW (0.9, 0.95)", "muon": "Muon (0.95) for matrices, AdamW (0.9, 0.95) for the rest"}
+
 
 def head_card(model: DraftModel) -> str:
     """Markdown for a checkpoint's README.md, with the front matter that the Hub reads; only from what `model` holds."""
@@ -149,7 +151,8 @@ def _recipe(model: DraftModel) -> str:
     vocabulary = f"Draft vocabulary: {c.draft_vocab_size:,} of {c.vocab_size:,} tokens"
     if recipe is None:
         return f"Not recorded in the head's files. {features} {vocabulary}."
+    optimizer = _OPTIMIZERS.get(recipe.optimizer, recipe.optimizer)
     return f"""Training-time test with S = {recipe.ttt_steps}, loss `{recipe.loss}`, step decay {recipe.decay},
-AdamW (0.9, 0.95), learning rate {recipe.lr:g}, clip {recipe.clip:g}, {recipe.epochs} epochs,
+{optimizer}, learning rate {recipe.lr:g}, clip {recipe.clip:g}, {recipe.epochs} epochs,
 {training.step} of {training.steps} steps, {training.dtype} compute with float32 master weights. {features}
 {vocabulary}, {training.draft_vocabulary_coverage:.1%} of the supervised text."""

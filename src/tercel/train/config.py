@@ -13,6 +13,7 @@ from tercel.errors import TercelError
 from tercel.reading import short
 
 LossKind = Literal["soft", "hard", "lk"]
+OptimizerKind = Literal["muon", "adamw"]
 RECIPE, RUN = "Recipe", "Run"
 
 
@@ -97,7 +98,8 @@ class TrainConfig:
     warmup: Annotated[
         float | None, Setting("Share of the steps spent warming up; left out, 0.04, and 0.15 with start-from.")
     ] = None
-    weight_decay: Annotated[float, Setting("AdamW's weight decay.")] = 0.0
+    optimizer: Annotated[str, Setting("adamw, or muon for matrices with AdamW for the rest.")] = "adamw"
+    weight_decay: Annotated[float, Setting("Weight decay.")] = 0.0
     clip: Annotated[float, Setting("Largest norm of the gradient.")] = 0.5
     max_length: Annotated[int, Setting("Cut longer conversations, in tokens.")] = 2048
     ttt_steps: Annotated[int, Setting("Steps of the training-time test.")] = 7
@@ -134,6 +136,7 @@ class TrainConfig:
                 raise TercelError(f"{name} must be at most {most:,}, not {short(value)}")
         for name, allowed in (
             ("loss", get_args(LossKind)),
+            ("optimizer", get_args(OptimizerKind)),
             ("oov", ("drop", "keep")),
             ("average", ("sequence", "token")),
         ):
@@ -186,4 +189,6 @@ class TrainConfig:
         values["best_by"] = "walk"  # runs of earlier versions chose their best head by another, higher τ
         for free in ("eval_every", "patience", "save_every"):  # they change what is written, not what is learned
             values.pop(free)
+        if self.optimizer == "adamw":  # there was none else once
+            values.pop("optimizer")
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

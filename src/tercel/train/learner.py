@@ -17,6 +17,7 @@ from tercel.target_model.protocol import TargetModel
 from tercel.train.config import TrainConfig
 from tercel.train.failure import FailedStep, NotFiniteError
 from tercel.train.features import Encoded, FeatureSupply
+from tercel.train.optimizer import HeadOptimizer
 from tercel.train.precision import MasterWeights
 from tercel.train.ranks import Alone, Ranks, Step, share
 from tercel.train.ttt import Extent, training_time_test
@@ -73,9 +74,7 @@ class Learner:
         self.mine = share(plan, self.ranks.rank, self.ranks.count)
         self.weights = MasterWeights(head, target.dtype)
         self.learning = [p for p in head.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.learning, lr=config.peak_lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
-        )
+        self.optimizer = HeadOptimizer(head, config.optimizer, config.weight_decay)
         self.supply = FeatureSupply(target, self.weights.working, vocabulary, feature_cache)
 
     def gradients(self, number: int) -> Learned:
@@ -117,10 +116,7 @@ class Learner:
 
     def update(self, rate: float) -> None:
         """Step the master weights along their gradients, and forget these."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step(rate)
         self.weights.refresh()
 
     def restore(self, head: dict[str, Tensor], optimizer: dict[str, Any]) -> None:

@@ -162,7 +162,7 @@ class _Run:
 
             gradients = those of the step's micro-batches, summed over all ranks and clipped   (`Learner.gradients`)
             without an interruption in between:
-                master  = AdamW(master, gradients)          float32 weights and moments        (`Learner.update`)
+                master  = optimizer(master, gradients)      float32 weights and moments        (`Learner.update`)
                 working = master in the working dtype
                 step, seconds, journal                      so that no state knows half a step
         """
