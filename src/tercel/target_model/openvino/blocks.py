@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 MOST = 4  # instances of a graph for sizes of their own
-OFTEN, SOON = 256, 8  # 1 to 2 s over 3 to 4 ms, or a dozen after another size; and where many are to come
+OFTEN, SOON = 256, 8  # 1 to 2 s over 3 to 4 ms, or a dozen after another size; of one row where many are to come
 
 
 class OpenVinoBlocks:
@@ -51,11 +51,11 @@ class OpenVinoBlocks:
         self._target, self._keep, self._say = target, keep, say
         self._embeddings = target.model.get_input_embeddings()
         self._captured: tuple[int, ...] = ()
-        self._often = OFTEN
+        self._soon = False
         self._build(capture)
 
     def expect_many(self) -> None:
-        self._often = self._graph.often = SOON
+        self._soon = True  # but not for many rows, whose number changes
 
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
         return SlotCache(self._layout, self._target.dtype, rows)
@@ -92,7 +92,8 @@ class OpenVinoBlocks:
             torch.empty(len(group), count, heads, width, size, dtype=target.dtype)
             for (heads, size), group in self._layout.groups.items()
         ]
-        self._graph.run([*front, *past], [*states, *block], sizes)
+        often = SOON if self._soon and count == 1 else OFTEN
+        self._graph.run([*front, *past], [*states, *block], sizes, often)
         own.hold(rows, [part[..., :wanted, :] for part in block])
         captured = dict(zip((target.num_layers, *self._captured), (state[:, :wanted] for state in states), strict=True))
         return TargetOutput(captured[target.num_layers], tuple(captured[layer] for layer in capture))
@@ -118,7 +119,7 @@ class OpenVinoBlocks:
         part, stock = f"layers, giving inputs of {layers}", self._target.stock
         model = _graph(self._target, part, self._keep, self._say, lambda: convert_decoder(stock, layers))
         self._layout = Layout.of(model)
-        self._graph = CompiledGraph(model, self._target.dtype, self._spare, self._often, slot_axes(model))
+        self._graph = CompiledGraph(model, self._target.dtype, self._spare, growing=slot_axes(model))
         self._captured = tuple(layers)
 
     @property

@@ -40,7 +40,7 @@ class CompiledGraph:
         often: int = 1,
         growing: Mapping[int, int] | None = None,
     ) -> None:
-        self._model, self._spare, self.often, self._growing = model, spare, often, growing or {}
+        self._model, self._spare, self._often, self._growing = model, spare, often, growing or {}
         self._settings = {
             "INFERENCE_PRECISION_HINT": _HINTS[dtype],
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
@@ -52,22 +52,26 @@ class CompiledGraph:
         self._own: dict[Hashable, _Instance] = {}  # by sizes, the last used last
         self._met: Counter[Hashable] = Counter()  # sizes without an instance
 
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], sizes: Hashable = None) -> None:
+    def run(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], sizes: Hashable = None, often: int | None = None
+    ) -> None:
         """Compute `outputs`, contiguous tensors of the right shapes, from contiguous `inputs`. sizes: what their shapes
-        hang on, if they are expected again."""
+        hang on, if they are expected again; often: how many times until they have an instance."""
         instance = self._own.pop(sizes, None)
         if instance is None:
             self._shared.run(inputs, outputs)
-            instance = self._for(sizes, inputs, outputs)
+            instance = self._for(sizes, often or self._often, inputs, outputs)
         else:
             instance.run(inputs, outputs)
         if instance is not None:
             self._own[sizes] = instance
 
-    def _for(self, sizes: Hashable, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> _Instance | None:
+    def _for(
+        self, sizes: Hashable, often: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> _Instance | None:
         """An instance for the next time, if it pays to have one."""
         self._met[sizes] += 1
-        if sizes is None or not self._spare or self._met[sizes] < self.often:
+        if sizes is None or not self._spare or self._met[sizes] < often:
             return None
         del self._met[sizes]
         if len(self._own) == self._spare:
