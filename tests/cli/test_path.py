@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -277,16 +279,23 @@ def test_as_a_program(world: World) -> None:
     assert ended.out == run(*asked).out
 
 
-def test_help_is_fast_because_nothing_heavy_is_imported() -> None:
-    import subprocess
-    import sys
+LIGHT = """
+import sys
+from tercel.cli.app import main
 
-    program = (
-        "import sys, tercel.cli.app; "
-        "print([m for m in ('torch', 'transformers', 'numpy', 'matplotlib') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+for arguments in ("--help", "inspect ./no", "export ./no --to vllm --out made", "serve-command ./no --engine vllm"):
+    try:
+        main(arguments.split())
+    except SystemExit as ended:
+        print(ended.code)
+print([m for m in ("torch", "transformers", "numpy", "matplotlib") if m in sys.modules])
+"""
+
+
+def test_help_and_wrong_heads_are_fast_because_nothing_heavy_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-5:] == ["0", "2", "2", "2", "[]"]
+    assert done.stderr.count("there is no head ./no;") == 3
 
 
 def test_nothing_is_written_by_looking(tmp_path: Path, world: World) -> None:

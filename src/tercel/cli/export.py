@@ -51,11 +51,11 @@ def command(
     json_file: JsonFile = None,
 ) -> None:
     """Write HEAD as an engine loads it, prove that it does, and print how to start that engine."""
+    path = resolve_head(head, head)  # a wrong name is told before torch is imported
     from tercel.draft.shape import TreeShape
     from tercel.interop.export import export_head
     from tercel.interop.served_target import read_beside
 
-    path = resolve_head(head, head)
     with fetching_bar() as on_bytes:
         model, served = read_beside(path, target, layer_ids.meaning, on_bytes, ask_hub=True)
     gguf = gguf_file(served.source.name) if ENGINES[to.value].takes_gguf else None

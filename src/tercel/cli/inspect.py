@@ -51,14 +51,14 @@ def command(
     json_file: JsonFile = None,
 ) -> None:
     """Explain a draft head in any format: shapes, cost, target, training, how its files were read, what seems wrong."""
+    if probe and target is None:
+        raise TercelError("--probe measures a head on its target's answers; give --target")
+    path = resolve_head(head, head)  # a wrong name is told before torch is imported
     from tercel.decode.compat import load_draft
     from tercel.draft.inspect import inspect_head
     from tercel.interop.formats.files import read_weights
     from tercel.interop.formats.read import read_head
 
-    if probe and target is None:
-        raise TercelError("--probe measures a head on its target's answers; give --target")
-    path = resolve_head(head, head)
     loaded = open_target(target, model) if target is not None else None
     if loaded is None:
         draft = read_head(path, layer_ids=layer_ids.meaning)

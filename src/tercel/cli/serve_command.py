@@ -13,6 +13,7 @@ from tercel.cli.options import Dtype, JsonFile, LayerIds, LayerIdsOption, OnlyHe
 from tercel.cli.paths import tercel_command, user_name
 from tercel.errors import TercelError
 from tercel.files import write_json
+from tercel.heads import resolve_head
 from tercel.interop.engines import ENGINES, as_given
 
 STARTED = {name: engine for name, engine in ENGINES.items() if engine.serve_command}
@@ -64,13 +65,12 @@ def command(
     if not ENGINES[engine.value].drafts_trees and (top_k > 1 or nodes is not None):
         other = " or ".join(tree.name for tree in _TREES)
         raise TercelError(f"{engine.value} drafts only chains; leave out --top-k and --nodes, or take --engine {other}")
+    path = resolve_head(head, head).absolute()  # a wrong name is told before torch is imported
     from tercel.draft.binding import fitted
     from tercel.draft.shape import TreeShape
-    from tercel.heads import resolve_head
     from tercel.interop.misread import misread_by
     from tercel.interop.served_target import read_beside
 
-    path = resolve_head(head, head).absolute()
     with fetching_bar() as on_bytes:
         model, served = read_beside(path, target, layer_ids.meaning, on_bytes, ask_hub=False)
     model, warnings = fitted(model, served)
