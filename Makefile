@@ -21,8 +21,9 @@ lint: venv
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
+# Files go whole to the next free core, those first that take longest (`tests/conftest.py`).
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 bench: venv
 	$(BIN)/tercel bench smollm2-135m --tasks demo --json out/bench.json --plot out/bench.png

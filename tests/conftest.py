@@ -1,17 +1,43 @@
-"""What tests of several rooms share: an overfitted head, a cache and a package index of a test's own."""
+"""What tests of several rooms share: an overfitted head, a cache and a package index of a test's own; and how they
+are spread over cores."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tercel import wheels
 from tercel.decode import calibrate, outcomes
 from tercel.wheels import Wheel
 from tests.overfit import World, make_world
+
+CORES = torch.get_num_threads()  # that torch would take
+# files that take longest, the longest first: what begins last should be short
+LONG = ("test_attack.py", "test_crash_points.py", "test_readme.py")
+
+
+def pytest_configure() -> None:
+    """Processes side by side share the cores."""
+    torch.set_num_threads(max(1, CORES // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+
+
+@pytest.fixture
+def every_core() -> Iterator[None]:
+    """As many threads as a user has, where bits might hang on them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(CORES)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from tercel.target_model.prefill import prefill
 from tests.target_model.test_openvino import on_openvino, reference_of
 from tests.tiny import VOCAB
 
+pytestmark = pytest.mark.usefixtures("every_core")
 LAYERS = (0, 1, 2)
 # around every border of slots and chunks, and in between
 LENGTHS = (1, 128, 380, 383, 384, 767, 768, 1100, 1663, 1664)

@@ -30,6 +30,7 @@ from tests.measure.worlds import OwnTree, vanilla
 from tests.target_model.test_model import ancestors, path_to, random_tree, some_tokens
 from tests.tiny import LEARNED_POSITIONS, tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.usefixtures("every_core")
 DTYPES = (torch.float32, torch.bfloat16)
 # grouped heads and as many key heads as query heads, windows in all layers and in every other, learned positions
 ARCHS = ("llama", "qwen3", "gemma3", "mistral", "gpt_neox", "phi3", "gpt2")
