@@ -31,7 +31,7 @@ SEED = 0
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """In a process of its own: only one without threads can fork children that are sound."""
     found = tmp_path_factory.mktemp("attack") / "attack.json"
-    command = [sys.executable, "-m", "attack", "--quick", "--jobs", "2", "--seed", str(SEED), "--json", str(found)]
+    command = [sys.executable, "-m", "attack", "--quick", "--seed", str(SEED), "--json", str(found)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert found.is_file(), done.stderr
     return dict(json.loads(found.read_text("utf-8")))
