@@ -16,6 +16,7 @@ from attack.kinds import (
     surroundings,
     targets,
     tokenizers,
+    tuning,
 )
 
 KINDS: tuple[Kind, ...] = tuple(
@@ -30,6 +31,7 @@ KINDS: tuple[Kind, ...] = tuple(
         outputs,
         settings,
         servers,
+        tuning,
         escapes,
         runs,
         surroundings,

@@ -212,6 +212,8 @@ SIZED: dict[str, tuple[str, ...]] = {
         "--limit",
         "--seed",
     ),
+    "tune TARGET HEAD --data ASKED --minutes 0.001 --candidates chain:1": ("--max-new-tokens", "--slots", "--seed"),
+    "tune TARGET HEAD --data ASKED --engine vllm --max-new-tokens 4": ("--longest", "--timeout"),
 }
 
 
@@ -306,7 +308,7 @@ def _enormous() -> list[Trial]:
     trials = []
     for command, options in SIZED.items():
         verb, *rest = command.split()
-        loads = verb in ("verify", "bench", "doctor") or "regenerate" in rest
+        loads = verb in ("verify", "bench", "doctor", "tune") or "regenerate" in rest
         more = ASK if verb == "generate" else EXACT if loads else ()
         for option in options:
             for size in SIZES:
@@ -329,6 +331,10 @@ def further(chance: Random) -> Trial:
             [],
             ("--url", "--engine", "--tasks", "--timeout", "--max-new-tokens", "--layer-ids", "--json", "--device"),
         ),
+        "tune": (
+            ["--data", "ASKED", "--minutes", "0.001", "--candidates", "chain:1", "--max-new-tokens", "4", *EXACT],
+            ("--data", "--data-dir", "--candidates", "--engine", "--slots", "--longest", "--url", "--cost-json"),
+        ),
         "inspect": ([], ("--target", "--layer-ids", "--tasks", "--data-dir", "--json", "--dtype")),
         "serve-command": (
             ["--engine", "vllm"],
@@ -347,6 +353,7 @@ def further(chance: Random) -> Trial:
             "generate": ["generate", "TARGET"],
             "verify": ["verify", "TARGET", "HEAD"],
             "doctor": ["doctor", "TARGET", "HEAD"],
+            "tune": ["tune", "TARGET", "HEAD"],
             "inspect": ["inspect", "HEAD"],
             "serve-command": ["serve-command", "HEAD", "--target", "TARGET"],
             "export": ["export", "HEAD", "--target", "TARGET"],
@@ -362,4 +369,4 @@ def further(chance: Random) -> Trial:
     return Trial(f"{verb} {said}", make)
 
 
-KIND = Kind("arguments", "prompts and command-line arguments", tuple(_listed()), further, count=690, quick=(12, 5))
+KIND = Kind("arguments", "prompts and command-line arguments", tuple(_listed()), further, count=710, quick=(12, 5))
