@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Mapping
 from random import Random
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 ESCAPE = "\x1b]0;PWNED\x07\x1b[2J"
+SURROGATE = os.fsdecode(b"a\xffb")  # how Python hands on an argument that is no UTF-8
 # What a value is replaced by; a string that begins with RAW is put into the JSON text as it stands.
 RAW = "\ue000"
 DEEP = 10_000

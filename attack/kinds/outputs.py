@@ -13,8 +13,8 @@ from random import Random
 
 from attack.forks import Ended
 from attack.inputs import Command, Kind, Must, Room, Trial
-from attack.kinds.arguments import LONG, SURROGATE, given
-from attack.mutate import ESCAPE
+from attack.kinds.arguments import LONG, given
+from attack.mutate import ESCAPE, SURROGATE
 from attack.world import EXACT
 
 
