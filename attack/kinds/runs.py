@@ -7,20 +7,18 @@ or one sentence. What lies beside a run, and was not made by it, stays.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from attack.forks import Ended
 from attack.inputs import Command, Kind, Must, Room, Trial
+from attack.kinds.answers import answered, answers
+from attack.kinds.changes import Change, both, cut, flip, folder_for, nothing, odd_row, spoil, without, write
 from attack.kinds.common import read
-from attack.mutate import change_json, spoil_bytes, to_json
-from attack.world import regenerating
+from attack.mutate import to_json
 
-Change = Callable[[Path, Random], Any]
 FILES = (
     "model.safetensors",
     "config.json",
@@ -106,78 +104,6 @@ def _with_tercel_json(folder: Path, chance: Random) -> None:
     (folder / "tercel.json").write_text("{}", encoding="utf-8")
 
 
-def _without(name: str) -> Change:
-    def change(folder: Path, chance: Random) -> None:
-        path = folder / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    return change
-
-
-def _spoil(name: str) -> Change:
-    def change(folder: Path, chance: Random) -> None:
-        (folder / name).write_bytes(spoil_bytes(chance, (folder / name).read_bytes())[1])
-
-    return change
-
-
-def _odd_row(name: str) -> Change:
-    """Something odd in a row of a JSONL file, or such a row beside the sound one, or rows out of order."""
-
-    def change(folder: Path, chance: Random) -> None:
-        lines = (folder / name).read_bytes().splitlines(keepends=True)
-        ended = [number for number, line in enumerate(lines) if line.endswith(b"\n")]
-        at = chance.choice(ended)
-        odd = change_json(chance, json.loads(lines[at]))[1].replace(b"\n", b" ") + b"\n"
-        way = chance.choice(("instead", "instead", "instead", "beside", "order"))
-        if way == "order":
-            lines[: len(ended)] = chance.sample(lines[: len(ended)], len(ended))
-        else:
-            lines[at : at + (way == "instead")] = [odd]
-        (folder / name).write_bytes(b"".join(lines))
-
-    return change
-
-
-def _flip(name: str) -> Change:
-    """One bit in the second half, where tensors are."""
-
-    def change(folder: Path, chance: Random) -> None:
-        data = bytearray((folder / name).read_bytes())
-        data[chance.randrange(len(data) // 4, 3 * len(data) // 4)] ^= 4
-        (folder / name).write_bytes(data)
-
-    return change
-
-
-def _cut(name: str, share: float) -> Change:
-    def change(folder: Path, chance: Random) -> None:
-        data = (folder / name).read_bytes()
-        (folder / name).write_bytes(data[: int(len(data) * share)])
-
-    return change
-
-
-def _write(name: str, data: bytes) -> Change:
-    return lambda folder, chance: (folder / name).write_bytes(data)
-
-
-def _folder(name: str) -> Change:
-    def change(folder: Path, chance: Random) -> None:
-        (folder / name).unlink()
-        (folder / name).mkdir()
-
-    return change
-
-
-def _both(*changes: Change) -> Change:
-    return lambda folder, chance: [change(folder, chance) for change in changes]
-
-
-def _nothing(folder: Path, chance: Random) -> None:
-    pass
-
-
 def _tensor_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
@@ -208,61 +134,35 @@ def _exchange(folder: Path, chance: Random) -> None:
         file.write_bytes(data)
 
 
-# ---------------------------------------------------------------------------------------------- regenerated answers
-
-
-def answered(title: str, change: Change, must: Must = "either") -> Trial:
-    def make(room: Room, chance: Random) -> Command:
-        out = room.copy(room.world.begun, "begun")
-        (out / "whole.jsonl").unlink()
-        change(out, chance)
-        command = Command(regenerating(room.world, "begun/out.jsonl"), out=("begun",), must=must, check=same_answers)
-        return command.but(leaves=True)
-
-    return Trial(f"answers resumed with {title}", make)
-
-
-def same_answers(room: Room, ended: Ended) -> str | None:
-    def rows(file: Path) -> dict[str, Any]:
-        return {row["id"]: row["messages"] for row in map(json.loads, file.read_text("utf-8").splitlines())}
-
-    lines = (room.path / "begun" / "out.jsonl").read_text("utf-8").splitlines()
-    made, right = rows(room.path / "begun" / "out.jsonl"), rows(room.world.begun / "whole.jsonl")
-    if len(lines) != len(right):
-        return f"{len(lines)} lines for {len(right)} conversations"
-    other = [key for key in right if made.get(key) != right[key]]
-    return f"{len(other)} answers are others, such as that of {other[0]}" if other else None
-
-
 def _listed() -> list[Trial]:
     trials = [
-        resumed("nothing changed", _nothing, "run"),
-        resumed("nothing changed and cached features", _nothing, "run", _nothing),
+        resumed("nothing changed", nothing, "run"),
+        resumed("nothing changed and cached features", nothing, "run", nothing),
         resumed("files of others beside it", _lay_foreign, "run"),
-        fresh("nothing", _nothing, "run", same_head),
+        fresh("nothing", nothing, "run", same_head),
         fresh("somebody's files", _lay_foreign, "refuse"),
         fresh("somebody's folder named training", _with_training, "refuse"),
         fresh("somebody's tercel.json", _with_tercel_json, "refuse"),
         fresh("an empty folder named training", lambda f, c: (f / "training").mkdir(), "either", same_head),
         fresh("a folder named last", lambda f, c: (f / "last").mkdir(), "either", same_head),
-        resumed("no training folder", _without("training"), "either"),
-        resumed("no last head", _without("last"), "either"),
-        resumed("no journal", _without("training/metrics.jsonl"), "either"),
+        resumed("no training folder", without("training"), "either"),
+        resumed("no last head", without("last"), "either"),
+        resumed("no journal", without("training/metrics.jsonl"), "either"),
     ]
     for name in FILES:
         trials += [
-            resumed(f"{name} gone", _without(name)),
-            resumed(f"{name} empty", _write(name, b"")),
-            resumed(f"{name} cut off", _cut(name, 0.6)),
-            resumed(f"one bit of {name}", _flip(name)),
-            resumed(f"zeros for {name}", _write(name, bytes(3000))),
-            resumed(f"a folder for {name}", _folder(name)),
+            resumed(f"{name} gone", without(name)),
+            resumed(f"{name} empty", write(name, b"")),
+            resumed(f"{name} cut off", cut(name, 0.6)),
+            resumed(f"one bit of {name}", flip(name)),
+            resumed(f"zeros for {name}", write(name, bytes(3000))),
+            resumed(f"a folder for {name}", folder_for(name)),
         ]
     for name in FILES[:6]:  # a finished run has nothing left to write, so that what is broken stays broken
         trials += [
-            resumed(f"{name} gone", _without(name), done=True),
-            resumed(f"{name} cut off", _cut(name, 0.6), done=True),
-            resumed(f"one bit of {name}", _flip(name), done=True),
+            resumed(f"{name} gone", without(name), done=True),
+            resumed(f"{name} cut off", cut(name, 0.6), done=True),
+            resumed(f"one bit of {name}", flip(name), done=True),
         ]
     trials += [
         resumed(
@@ -273,11 +173,11 @@ def _listed() -> list[Trial]:
         ),
         resumed(
             "a journal of other rows",
-            _write("training/metrics.jsonl", b'{"step": "x"}\n[]\n5\n{"step": 1, "eval": 3}\n'),
+            write("training/metrics.jsonl", b'{"step": "x"}\n[]\n5\n{"step": 1, "eval": 3}\n'),
         ),
-        resumed("a journal of deep lists", _write("training/metrics.jsonl", b"[" * 10_000 + b"\n")),
-        resumed("a journal that is no UTF-8", _write("training/metrics.jsonl", b"\xff\xfe\n")),
-        resumed("a journal without an end", _cut("training/metrics.jsonl", 0.5)),
+        resumed("a journal of deep lists", write("training/metrics.jsonl", b"[" * 10_000 + b"\n")),
+        resumed("a journal that is no UTF-8", write("training/metrics.jsonl", b"\xff\xfe\n")),
+        resumed("a journal without an end", cut("training/metrics.jsonl", 0.5)),
         resumed(
             "a journal that claims the best",
             lambda f, c: (
@@ -291,49 +191,17 @@ def _listed() -> list[Trial]:
             lambda f, c: (f / "tercel.json").write_bytes(to_json({**read(f / "tercel.json"), "training": {}})),
         ),
         *(
-            resumed(f"cached features: {way}", _nothing, "either", _spoil_cached(way))
+            resumed(f"cached features: {way}", nothing, "either", _spoil_cached(way))
             for way in ("one bit", "cut", "zeros", "empty")
         ),
-        resumed("cached features exchanged", _nothing, "either", _exchange),
+        resumed("cached features exchanged", nothing, "either", _exchange),
         resumed(
             "leftovers of writing",
-            _both(_write(".model.safetensors.abc.part", b"x"), lambda f, c: (f.parent / ".head.abc.part").mkdir()),
+            both(write(".model.safetensors.abc.part", b"x"), lambda f, c: (f.parent / ".head.abc.part").mkdir()),
             "either",
         ),
-        answered("nothing changed", _nothing, "run"),
-        answered("no settings", _without("out.jsonl.settings.json")),
-        answered("settings of a list", _write("out.jsonl.settings.json", b"[]")),
-        answered("settings of text", _write("out.jsonl.settings.json", b"x")),
-        answered("settings of null", _write("out.jsonl.settings.json", b"null")),
-        answered("settings 10,000 deep", _write("out.jsonl.settings.json", b"[" * 10_000)),
-        answered(
-            "settings gone and answers too", _both(_without("out.jsonl.settings.json"), _without("out.jsonl.part"))
-        ),
-        answered("no answers yet", _write("out.jsonl.part", b""), "run"),
-        answered("zeros for answers", _write("out.jsonl.part", bytes(500))),
-        answered("other rows", _write("out.jsonl.part", b"[]\n5\n")),
-        answered("a row without an id", _write("out.jsonl.part", b'{"messages": []}\n')),
-        answered("an id that is a list", _write("out.jsonl.part", b'{"id": [1]}\n')),
-        answered(
-            "a row twice",
-            lambda f, c: (f / "out.jsonl.part").write_bytes(
-                (lambda lines: lines[0] + lines[0] + lines[1])((f / "out.jsonl.part").read_bytes().splitlines(True))
-            ),
-        ),
-        answered(
-            "line ends of Windows",
-            lambda f, c: (f / "out.jsonl.part").write_bytes(
-                (f / "out.jsonl.part").read_bytes().replace(b"\n", b"\r\n")
-            ),
-        ),
-        answered("a row 10,000 deep", _write("out.jsonl.part", b"[" * 10_000 + b"]" * 10_000 + b"\n")),
-        answered(
-            "a BOM",
-            lambda f, c: (f / "out.jsonl.part").write_bytes(b"\xef\xbb\xbf" + (f / "out.jsonl.part").read_bytes()),
-        ),
-        answered("a folder for answers", _folder("out.jsonl.part"), "refuse"),
-        *(answered("an odd row", _odd_row("out.jsonl.part")) for _ in range(6)),
-        *(resumed("an odd row in its journal", _odd_row("training/metrics.jsonl"), "run") for _ in range(6)),
+        *answers(),
+        *(resumed("an odd row in its journal", odd_row("training/metrics.jsonl"), "run") for _ in range(6)),
     ]
     return trials
 
@@ -342,11 +210,11 @@ def further(chance: Random) -> Trial:
     which = chance.random()
     if which < 0.5:
         name = chance.choice((*FILES, "training/state.pt", "training/metrics.jsonl", "model.safetensors"))
-        return resumed(f"bytes of {name} changed", chance.choice((_spoil, _flip))(name))
+        return resumed(f"bytes of {name} changed", chance.choice((spoil, flip))(name))
     if which < 0.7:
-        return resumed("an odd row in its journal", _odd_row("training/metrics.jsonl"), "run")
-    change = chance.choice((_spoil, _odd_row))
-    return answered("bytes changed" if change is _spoil else "an odd row", change("out.jsonl.part"))
+        return resumed("an odd row in its journal", odd_row("training/metrics.jsonl"), "run")
+    change = chance.choice((spoil, odd_row))
+    return answered("bytes changed" if change is spoil else "an odd row", change("out.jsonl.part"))
 
 
 KIND = Kind("runs", "stopped runs and answers, resumed", tuple(_listed()), further, count=170, quick=(6, 0))
