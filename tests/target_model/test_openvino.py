@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -101,6 +102,10 @@ class Both:
         for each in self.caches:
             each.keep(paths)
         assert self.caches[0].lengths == self.caches[1].lengths
+
+
+def test_its_makers_are_told_nothing() -> None:
+    assert sys.modules["openvino_telemetry"] is None
 
 
 @pytest.mark.parametrize("arch", ARCHS)
