@@ -98,7 +98,12 @@ class Learner:
         for chats, ready in zip(groups, encoded, strict=True):
             batch = self.supply.batch(chats, ready)
             result = training_time_test(
-                self.weights.working, batch, self.supply.to_draft, self.config.objective, whole=whole
+                self.weights.working,
+                batch,
+                self.supply.to_draft,
+                self.config.objective,
+                whole=whole,
+                every_draft=False,
             )
             result.loss.backward()
             self.weights.collect_gradients()

@@ -49,20 +49,20 @@ class Teacher:
         for start in range(0, len(hidden), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
             logits = target.logits(hidden[part])
-            best[part] = to_draft[logits.argmax(-1)]
+            best[part] = to_draft[logits.max(-1).indices]  # quicker than argmax, and the same
             kept = logits.index_select(1, ids) if vocabulary.pruned else logits
             probs[part] = torch.softmax(kept.float(), -1)
         return cls(probs, best)
 
 
 @dataclass(frozen=True)
-class StepLoss:
-    """loss: weighted sum over the rows (scalar, differentiable). drafts: `[R]`, each row's greedy draft (its argmax,
-    a draft id). correct: bool `[R]`, it is the label."""
+class DraftLoss:
+    """loss: weighted sum over the rows (scalar, differentiable). parts: float32 `[R]`, what each row adds to it.
+    drafts: `[R]`, each row's greedy draft (its argmax, a draft id), -1 where that was not asked for."""
 
     loss: Tensor
+    parts: Tensor
     drafts: Tensor
-    correct: Tensor
 
 
 def draft_loss(
@@ -73,17 +73,22 @@ def draft_loss(
     labels: Tensor,
     row_weights: Tensor,
     kind: LossKind = "soft",
-) -> StepLoss:
+    *,
+    drafted: int | None = None,
+) -> DraftLoss:
     """hidden `[R, H]` after the final norm; weight `[W, H]`; taught `[R]`, which of the teacher's
     positions each row imitates; labels `[R]` draft ids (-1: none); row_weights `[R]` float32, 0 drops a row from the
-    loss."""
+    loss; drafted: of how many rows, the first ones, the draft is wanted (None: of all)."""
     if not torch.is_grad_enabled():
         weight = weight.detach()  # so that no gradient is made
-    loss, drafts = _FusedLoss.apply(hidden, weight, teacher.probs, taught, labels, row_weights, kind)
-    return StepLoss(loss, drafts, drafts == labels)
+    wanted = len(hidden) if drafted is None else drafted
+    return DraftLoss(*_FusedLoss.apply(hidden, weight, teacher.probs, taught, labels, row_weights, kind, wanted))
 
 
 class _FusedLoss(torch.autograd.Function):
+    """What the chunks of `[rows, W]` are computed in is the working precision; sums are float32. Each chunk is made in
+    the same few buffers: memory that is new to the process costs more than most of what is done in it."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -94,29 +99,29 @@ class _FusedLoss(torch.autograd.Function):
         labels: Tensor,
         row_weights: Tensor,
         kind: LossKind,
-    ) -> tuple[Tensor, Tensor]:
+        drafted: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         wants_grad, trains_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
-        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        drafts = torch.empty(len(hidden), dtype=torch.long, device=hidden.device)
+        parts = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        drafts = torch.full((len(hidden),), -1, dtype=torch.long, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape if trains_weight else (0,), dtype=torch.float32, device=weight.device)
+        room = _Room(min(CHUNK_ROWS, len(hidden)), weight, probs)
         for start in range(0, len(hidden), CHUNK_ROWS):
-            part = slice(start, start + CHUNK_ROWS)
-            logits = hidden[part] @ weight.T
-            log_q = torch.log_softmax(logits.float(), -1)
-            drafts[part] = log_q.argmax(-1)
-            p = probs.index_select(0, taught[part]).float()
-            value, grad = _value_and_grad(kind, log_q, p, labels[part])
-            loss += (value * row_weights[part]).sum()
-            if wants_grad or trains_weight:
-                grad = grad.mul_(row_weights[part, None]).to(hidden.dtype)
+            part = slice(start, min(start + CHUNK_ROWS, len(hidden)))
+            logits = torch.mm(hidden[part], weight.T, out=room.logits[: part.stop - start])
+            if (asked := min(part.stop, drafted)) > start:
+                drafts[start:asked] = logits[: asked - start].max(-1).indices  # quicker than argmax, and the same
+            value, grad = _value_and_grad(kind, logits, probs, taught[part], labels[part], room)
+            parts[part] = value * row_weights[part]
+            scale = row_weights[part, None].to(hidden.dtype)  # of rows: cheaper on `[rows, H]` than on `[rows, W]`
             if wants_grad:
-                grad_hidden[part] = grad @ weight
+                torch.mm(grad, weight, out=grad_hidden[part]).mul_(scale)
             if trains_weight:
-                grad_weight += grad.T @ hidden[part]
-        ctx.mark_non_differentiable(drafts)
+                room.add_product(grad_weight, grad.T, hidden[part] * scale)
+        ctx.mark_non_differentiable(parts, drafts)
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
-        return loss, drafts
+        return parts.sum(), parts, drafts
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -125,23 +130,45 @@ class _FusedLoss(torch.autograd.Function):
         return (
             grad_hidden * upstream.to(grad_hidden.dtype) if ctx.needs_input_grad[0] else None,
             grad_weight * upstream.to(grad_weight.dtype) if ctx.needs_input_grad[1] else None,
-            *(None,) * 5,
+            *(None,) * 6,
         )
 
 
-def _value_and_grad(kind: LossKind, log_q: Tensor, p: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss `[R]` and its gradient `[R, W]` by the draft's logits; consumes `log_q` and `p`."""
-    if kind == "soft":
-        value = -(p * log_q).sum(-1)
-        return value, log_q.exp_().sub_(p)
+class _Room:
+    """Buffers for a chunk of `rows` rows, used again by every chunk. logits, log_q: `[rows, W]`; p: the same in the
+    teacher's precision; product: `[W, H]`, for a sum of products that is wider than they are."""
+
+    def __init__(self, rows: int, weight: Tensor, probs: Tensor) -> None:
+        self.logits = weight.new_empty(rows, len(weight))
+        self.log_q = torch.empty_like(self.logits)
+        self.p = probs.new_empty(rows, len(weight))
+        self.product = torch.empty_like(weight)
+
+    def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """total += left @ right."""
+        if total.dtype == right.dtype:
+            total.addmm_(left, right)
+        else:
+            total += torch.mm(left, right, out=self.product)
+
+
+def _value_and_grad(
+    kind: LossKind, logits: Tensor, probs: Tensor, taught: Tensor, labels: Tensor, room: _Room
+) -> tuple[Tensor, Tensor]:
+    """Loss `[R]`, float32, and its gradient `[R, W]` by the draft's logits; consumes `logits`."""
+    if kind == "lk":  # compares p and q, and divides by what may be small: float32
+        q, p = torch.softmax(logits, -1, dtype=torch.float32), probs.index_select(0, taught).float()
+        below = (q < p).float()
+        alpha = torch.minimum(p, q).sum(-1, keepdim=True).clamp_(min=1e-6)
+        inside = (q * below).sum(-1, keepdim=True)
+        return -alpha[:, 0].log(), (q * (inside - below) / alpha).to(logits.dtype)
+    log_q = torch.log_softmax(logits, -1, out=room.log_q[: len(logits)])
     if kind == "hard":
         label = labels.clamp(min=0)[:, None]  # rows without a label have weight 0
-        value = -log_q.gather(-1, label)[:, 0]
+        value = -log_q.gather(-1, label)[:, 0].float()
         grad = log_q.exp_()
         grad.scatter_add_(-1, label, torch.full_like(label, -1.0, dtype=grad.dtype))
         return value, grad
-    q = log_q.exp_()
-    below = (q < p).to(q.dtype)
-    alpha = torch.minimum(p, q).sum(-1, keepdim=True).clamp_(min=1e-6)
-    inside = (q * below).sum(-1, keepdim=True)
-    return -alpha[:, 0].log(), q * (inside - below) / alpha
+    p = torch.index_select(probs, 0, taught, out=room.p[: len(logits)])
+    value = -torch.mul(p, log_q, out=logits).sum(-1, dtype=torch.float32)
+    return value, log_q.exp_().sub_(p)

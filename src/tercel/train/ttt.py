@@ -18,7 +18,7 @@ from tercel.draft.alignment import RowPlan, imitated, plan_rows, predicted, rope
 from tercel.draft.eagle3 import Eagle3Head
 from tercel.train.attention import segments, ttt_attention
 from tercel.train.config import Objective
-from tercel.train.losses import StepLoss, Teacher, draft_loss
+from tercel.train.losses import Teacher, draft_loss
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,16 @@ class Extent:
 
 
 @dataclass(frozen=True)
+class StepLoss:
+    """loss: its part of the sum (scalar, a number only). drafts: `[R_s]`, each row's greedy draft (a draft id), -1
+    where it was not asked for. correct: bool `[R_s]`, it is the label."""
+
+    loss: Tensor
+    drafts: Tensor
+    correct: Tensor
+
+
+@dataclass(frozen=True)
 class TTTResult:
     """loss: scalar, the sum of the `steps`' weighted losses. plan: which rows took part in each step."""
 
@@ -89,18 +99,20 @@ def training_time_test(
     objective: Objective,
     *,
     whole: Extent | None = None,
+    every_draft: bool = True,
 ) -> TTTResult:
     """Run the head `S` steps over its own outputs and sum the losses.
 
     to_draft int64 `[V]`; whole: the extent of the optimizer step that the batch is a part of (None: of the batch
-    itself), so that the losses of the parts sum to that of the whole.
+    itself), so that the losses of the parts sum to that of the whole; every_draft: False leaves out the drafts of all
+    steps but the first.
     """
     device = batch.tokens.device
     embeddings = head.embed_tokens(batch.tokens) if batch.embeddings is None else batch.embeddings
     plan = plan_rows(batch.supervised.cpu(), batch.lengths, objective.steps)
     positions = batch.positions
-    total = torch.zeros((), dtype=torch.float32, device=device)
-    results: list[StepLoss] = []
+    said: list[Tensor] = []  # of each step, what the output layer reads
+    wanted: list[tuple[Tensor, Tensor, Tensor]] = []  # taught, labels and weights of its rows
 
     # Step 0 over all tokens: the last of a sequence reads a token that is not its own, but no row sees it.
     every = torch.arange(len(batch.tokens), device=device)
@@ -133,18 +145,30 @@ def training_time_test(
             if objective.average == "token"
             else _sequence_weights(counts, plan.rows[step], batch.lengths, None if whole is None else whole.sequences)
         )
-        result = draft_loss(
-            head.norm(output),
-            head.lm_head.weight,
-            batch.teacher,
-            taught,
-            labels,
-            row_weights * objective.step_weight(step),
-            objective.kind,
-        )
-        total = total + result.loss
-        results.append(result)
-    return TTTResult(total, tuple(results), plan)
+        said.append(head.norm(output))
+        wanted.append((taught, labels, row_weights * objective.step_weight(step)))
+    if not said:
+        return TTTResult(torch.zeros((), dtype=torch.float32, device=device), (), plan)
+    # The loss of all steps at once: no step waits for it, and the output layer's gradient is summed in one place.
+    taught, labels, row_weights = (torch.cat(parts) for parts in zip(*wanted, strict=True))
+    drafted = None if every_draft else len(said[0])
+    lost = draft_loss(
+        torch.cat(said),
+        head.lm_head.weight,
+        batch.teacher,
+        taught,
+        labels,
+        row_weights,
+        objective.kind,
+        drafted=drafted,
+    )
+    sizes = [len(rows) for rows in said]
+    steps = zip(lost.parts.split(sizes), lost.drafts.split(sizes), labels.split(sizes), strict=True)
+    return TTTResult(
+        lost.loss,
+        tuple(StepLoss(parts.sum(), drafts, (drafts == label) & (drafts >= 0)) for parts, drafts, label in steps),
+        plan,
+    )
 
 
 def _targets(
