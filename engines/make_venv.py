@@ -1,4 +1,4 @@
-"""Make the environment of one engine: `python engines/make_venv.py vllm|openvino|llamacpp DIR`.
+"""Make the environment of one engine: `python engines/make_venv.py vllm|openvino|llamacpp|trainers DIR`.
 
 Each engine wants its own versions of torch and transformers. Versions are those the proof was made with. Everything
 comes from a package index; llama.cpp is compiled from the sources in llama-cpp-python's sdist (half an hour on two
@@ -35,6 +35,23 @@ OPTIMUM = ("optimum==2.3.0", "optimum-intel==2.2.0")  # their own requirements a
 DIFFUSERS = "diffusers==0.39.0"  # an import of optimum-intel's head conversion; newer ones pull a newer hub library
 LLAMA = "llama-cpp-python==0.3.36"
 CONVERSION = ("transformers==5.19.0", "sentencepiece==0.2.3", "protobuf", "requests", "cmake", "ninja")
+TRAINERS = ("specforge==0.2.0", "speculators==0.9.0")  # their own requirements ask for engines and GPU libraries
+TRAINING = (
+    "transformers==5.8.1",
+    "numpy",
+    "accelerate",
+    "datasets>=4,<=5.1.0",
+    "pydantic",
+    "pydantic-settings",
+    "loguru<0.8",
+    "click",
+    "rich",
+    "psutil",
+    "pyyaml",
+    "typer",
+    "protobuf",
+    "requests",
+)
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:
@@ -92,7 +109,13 @@ def make_llamacpp(folder: Path) -> None:
     (tools / "llama-server").symlink_to(source / "build" / "bin" / "llama-server")
 
 
-MAKERS = {"vllm": make_vllm, "openvino": make_openvino, "llamacpp": make_llamacpp}
+def make_trainers(folder: Path) -> None:
+    """The other trainers of heads, as far as they run without a GPU (`bench/training.py`)."""
+    pip(folder, *TRAINING)
+    pip(folder, "--no-deps", *TRAINERS)
+
+
+MAKERS = {"vllm": make_vllm, "openvino": make_openvino, "llamacpp": make_llamacpp, "trainers": make_trainers}
 
 
 def main() -> None:
