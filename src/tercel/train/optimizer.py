@@ -1,8 +1,8 @@
 """What steps a head's weights: Muon for its matrices, AdamW for the rest, or AdamW for all.
 
 Muon (Jordan et al. 2024) makes every update of a matrix orthogonal, so that all its directions learn at one pace. Its
-updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982), so one learning rate serves both. The
-output layer and embeddings stay with AdamW: their rows are tokens, of which few are met in a step.
+updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982), and go `PACE` times as far. The output
+layer and embeddings stay with AdamW: their rows are tokens, of which few are met in a step.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 BETAS, MOMENTUM = (0.9, 0.95), 0.95
+PACE = 3.0  # after 120 steps of a new head held-out τ was 1.40 with it and 1.32 with 1; AdamW alone gave 1.35
 _ROWS_ARE_TOKENS = ("lm_head.", "embed_tokens.")
 
 
@@ -33,9 +34,9 @@ class HeadOptimizer:
 
     def step(self, rate: float) -> None:
         """Along the gradients, which are forgotten then."""
-        for part in self._parts.values():
+        for name, part in self._parts.items():
             for group in part.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * (PACE if name == "muon" else 1.0)
             part.step()
             part.zero_grad(set_to_none=True)
 
