@@ -3,3 +3,4 @@
 TORCH, OPENVINO = "torch", "openvino"
 AUTO = "auto"  # the fastest that gives the same here: see `backends.with_backend`
 BACKENDS = (AUTO, TORCH, OPENVINO)
+NONE, FSDP, TENSOR = SHARDINGS = ("none", "fsdp", "tensor")  # how several processes share one

@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from tercel.chat.arguments import with_arguments
 from tercel.errors import TercelError
 from tercel.target_model.attention import use_grouped_attention
+from tercel.target_model.backend_names import NONE
 from tercel.target_model.blocks import MaskedBlocks
 from tercel.target_model.capabilities import TreeSupport, check_steps, probe_tree_support
 from tercel.target_model.ends import end_ids, turn_end, union
@@ -52,6 +53,7 @@ class Target:
     same_bits: whether drafted text is computed as token-by-token text is, to the bit, where that is known how
     (`docs/exactness.md`); without it near ties may fall the other way. Left out, it is in types of 16 bits; in float32
     it makes single tokens slow.
+    sharding: how the model is split already, one of `SHARDINGS`.
     Raises `TercelError` for a model whose outputs cannot be followed, or that cannot be decoded even token by token.
     """
 
@@ -63,10 +65,12 @@ class Target:
         samples: Samples | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         same_bits: bool | None = None,
+        sharding: str = NONE,
     ) -> None:
         known = use_grouped_attention(model)
         same_bits = known and (model.dtype.itemsize == 2 if same_bits is None else same_bits)
         self.model = model
+        self.sharding = sharding
         self._samples = samples
         self.template_arguments = dict(template_arguments or {})
         self._tokenizer = tokenizer
@@ -100,13 +104,15 @@ class Target:
         trust_remote_code: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
         same_bits: bool | None = None,
+        sharding: str = NONE,
     ) -> Target:
         """Load `name`: a Hub id, a local folder, a GGUF file or a built-in alias.
 
         attn_implementation: None for `sdpa`, and `eager` where transformers says that the model's attention needs
         more than that (sinks, capped scores).
         template_arguments: what its chat template is given beside the messages, such as `{"enable_thinking": False}`.
-        same_bits: as in the constructor.
+        same_bits: as in the constructor. sharding: split it over the processes of torch's process group, one of
+        `SHARDINGS`; all call this together.
         Raises `TercelError` if it cannot be found or loaded, is not a causal language model, or has no template that
         reads such arguments.
         """
@@ -117,10 +123,11 @@ class Target:
             device=device,
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
+            sharding=sharding,
         )
         tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
         with reading(source, "model"):  # its first forwards show what loading does not
-            return cls(model, tokenizer, source, stored_samples(source), template_arguments, same_bits)
+            return cls(model, tokenizer, source, stored_samples(source), template_arguments, same_bits, sharding)
 
     def computed_by(self, blocks: Blocks, logits: Callable[[Tensor], Tensor]) -> Target:
         """The same target with blocks and logits computed otherwise; everything else is shared, and `encode` is as it

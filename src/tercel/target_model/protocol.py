@@ -132,6 +132,12 @@ class TargetModel(Protocol):
         """Many more blocks are to come, so what takes a while to prepare and makes them faster is worth it at once."""
         ...
 
+    @property
+    def sharding(self) -> str:
+        """How it is split over the processes of a run: one of `SHARDINGS` (`backend_names.py`). Unless that is "none",
+        `encode` takes all of them at once."""
+        ...
+
     def beside(self) -> AbstractContextManager[None]:
         """Within, torch has as many threads as go well with what computes the blocks: threads that wait for work keep
         the cores from those of another library."""

@@ -27,6 +27,7 @@ from tercel.errors import TercelError
 from tercel.files import sha256_file
 from tercel.hub import HubName, why_unreadable
 from tercel.locks import made_once
+from tercel.target_model.backend_names import NONE
 from tercel.target_model.checkpoint import (
     CONFIGS,
     TEXTS,
@@ -40,6 +41,7 @@ from tercel.target_model.checkpoint import (
     stored_contents,
 )
 from tercel.target_model.gguf import conversion_folder, convert_gguf, quiet_transformers
+from tercel.target_model.sharding import check_sharding, distributed, placed
 from tercel.target_model.snapshot import fetch_files, fetch_weights
 from tercel.target_model.wheels import BUILTIN
 from tercel.wheels import OnBytes, fetch
@@ -111,8 +113,10 @@ def load_causal_lm(
     trust_remote_code: bool = False,
     accept_licence: bool = False,
     progress: OnBytes | None = None,
+    sharding: str = NONE,
 ) -> PreTrainedModel:
-    """The model of `name` on `device`, frozen and in eval mode, with every weight read and finite.
+    """The model of `name` on `device`, frozen and in eval mode, with every weight read and finite; split as `sharding`
+    says, one of `SHARDINGS`.
 
     Only safetensors are read, never pickles. Raises `TercelError` if anything about the checkpoint is wrong:
     no causal LM, a damaged or missing file, missing weights, NaN or infinite values, code that needs trust.
@@ -127,6 +131,7 @@ def load_causal_lm(
             source = replace(source, revision=folder.name)
     with reading(source, "configuration"):
         check_sizes(name, config, *stored_contents(folder))
+        check_sharding(name, config, sharding)
     with reading(source, "weights"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
@@ -138,11 +143,12 @@ def load_causal_lm(
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
+            distributed_config=distributed(config, sharding),
         )
         model, loading = loaded
-        model = model.to(where)
         check_complete(name, loading)
         check_finite(name, model, dtype)
+        model = placed(model, where, sharding)
     return model.eval().requires_grad_(False)
 
 
