@@ -57,7 +57,7 @@ def test_a_room_imports_only_from_those_before_it() -> None:
     back = []
     for file in FILES:
         inside = where(file).split("/")
-        if inside == ["__init__.py"]:  # the public names, fetched from their rooms when they are asked for
+        if inside in (["__init__.py"], ["__main__.py"]):  # public names, fetched when they are asked for; the verbs
             continue
         allowed = ROOMS[: ROOMS.index(inside[0]) + 1] if len(inside) > 1 else []
         back += [

@@ -179,6 +179,7 @@ def _quiet_libraries() -> Iterator[None]:
     """Without the chatter of the libraries underneath; what a user has set himself stays."""
     for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
         os.environ.setdefault(name, "critical")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # connections of processes that have ended
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

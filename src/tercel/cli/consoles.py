@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -123,6 +123,13 @@ def say(sentence: str) -> None:
 def working(what: str) -> AbstractContextManager[object]:
     """A spinner with a word on what goes on, on standard error; nothing without a terminal."""
     return PlainConsole(stderr=True).status(Text(visible(what)))
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Nothing printed within is shown: of several processes of one command, the first alone says how it goes."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 def text_column(template: str) -> TextColumn:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from tercel.target_model.model import Target
 
 
-def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Target:
+def open_target(name: str, options: ModelOptions, *, exact: bool = False, sharding: str = "none") -> Target:
     """Load the target; `exact` asks for float32 where no `--dtype` is given. What computes it is said if that is not
-    what was asked for.
+    what was asked for. sharding: as of `Target.load`.
 
     Raises `TercelError` if it cannot be found or loaded, if the device or the backend is not there, and for a template
     argument that its chat template does not read.
@@ -30,7 +30,7 @@ def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Tar
     from tercel.target_model.sources import check_device, parse_dtype, resolve
 
     arguments = parse_arguments(options.template_arg or ())
-    device = check_device(pick_device() if options.device == "auto" else options.device)
+    device = check_device(given_device(options))
     if options.dtype is not None:
         dtype = parse_dtype(options.dtype.value)
     else:
@@ -44,6 +44,7 @@ def open_target(name: str, options: ModelOptions, *, exact: bool = False) -> Tar
             device=str(device),
             trust_remote_code=options.trust_remote_code,
             template_arguments=arguments,
+            sharding=sharding,
         )
         if not isinstance(options, DecodingModelOptions):
             return target
@@ -91,6 +92,10 @@ def ready_proposer(
             slots=slots,
             progress=lambda done, total: bar(done, total, ""),
         )
+
+
+def given_device(options: ModelOptions) -> str:
+    return pick_device() if options.device == "auto" else options.device
 
 
 def pick_device() -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from tercel.cli.consoles import PlainConsole, result_console
+from tercel.cli.consoles import PlainConsole, result_console, unseen
 from tercel.cli.data import counts_table
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_target
+from tercel.cli.models import given_device, open_target
 from tercel.cli.options import ModelOptions, TargetName
 from tercel.cli.paths import tercel_command, user_name, user_path
 from tercel.cli.settings import only_in_files, read_settings
@@ -111,54 +114,65 @@ def command(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start over, replacing the run in --out.")] = False,
 ) -> None:
-    """Train a draft head; the same command resumes a stopped run."""
+    """Train a draft head; the same command resumes a stopped run. Under torchrun, several processes train one."""
     from tercel.chat import OverlapIndex, load_chats, read_eval_prompts
     from tercel.chat.dates import as_of
+    from tercel.target_model.sources import check_device
+    from tercel.train.group import Place, joined
     from tercel.train.loop import train
 
     tracker = None if report_to is None else find_tracker(report_to)
     if json_file is not None and not plan:
         raise TercelError("--json is for a forecast; give --plan with it")
-    console = result_console(json_file)
-    loaded = open_target(target, model)
-    against = OverlapIndex.of(read_eval_prompts(check_overlap)) if check_overlap else None
-    moment = rendering_moment(loaded.tokenizer, out, overwrite)
-    tokenizer = loaded.tokenizer if moment is None else as_of(loaded.tokenizer, moment)
-    chats, report = load_chats(
-        data,
-        tokenizer,
-        max_length=recipe.max_length,
-        limit=limit,
-        plain=plain,
-        last_turn=last_turn,
-        against=against,
-    )
-    console.print(counts_table(report))
-    if moment is not None:
-        console.print_line(f"note: the chat template writes the date; all of this run uses {moment:%Y-%m-%d}")
-    for note in report.notes:
-        console.print_line(f"note: {note}")
-    if plan:
-        print_plan(console, _forecast(loaded, chats, recipe, out, feature_cache is not None, json_file))
-        return
-    with TrainProgress(console, out) as progress, tracked(tracker, progress, out, recipe) as watcher:
-        try:
-            summary = train(
-                loaded,
-                chats,
-                recipe,
-                out,
-                watcher=watcher,
-                feature_cache=feature_cache,
-                overwrite=overwrite,
-                data_names=[Path(name).name if Path(name).exists() else name for name in data],
-                data_licence=data_licence,
-                rendered_at=moment,
-            )
-        except KeyboardInterrupt as stop:
-            raise stopped(stop, f"stopped; {out} keeps the run; the same command resumes it") from None
-    progress.draw_curves()
-    print_summary(console, summary, target)
+    place = Place.of(os.environ)
+    if place is not None:  # one of several processes, each with a device of its own
+        if plan:
+            raise TercelError("--plan tells of one process; give it without torchrun")
+        model = replace(model, device=str(check_device(place.device(given_device(model)))))
+    with joined(place, model.device) as ranks, unseen() if ranks.rank else nullcontext():
+        console = result_console(json_file)
+        loaded = open_target(target, model, sharding=recipe.target_sharding)
+        against = OverlapIndex.of(read_eval_prompts(check_overlap)) if check_overlap else None
+        moment = ranks.gather(None if ranks.rank else rendering_moment(loaded.tokenizer, out, overwrite))[0]
+        tokenizer = loaded.tokenizer if moment is None else as_of(loaded.tokenizer, moment)
+        chats, report = load_chats(
+            data,
+            tokenizer,
+            max_length=recipe.max_length,
+            limit=limit,
+            plain=plain,
+            last_turn=last_turn,
+            against=against,
+        )
+        console.print(counts_table(report))
+        if moment is not None:
+            console.print_line(f"note: the chat template writes the date; all of this run uses {moment:%Y-%m-%d}")
+        for note in report.notes:
+            console.print_line(f"note: {note}")
+        if plan:
+            print_plan(console, _forecast(loaded, chats, recipe, out, feature_cache is not None, json_file))
+            return
+        follows = None if ranks.rank else tracker
+        with TrainProgress(console, out) as progress, tracked(follows, progress, out, recipe) as watcher:
+            try:
+                summary = train(
+                    loaded,
+                    chats,
+                    recipe,
+                    out,
+                    watcher=None if ranks.rank else watcher,
+                    feature_cache=feature_cache,
+                    overwrite=overwrite,
+                    data_names=[Path(name).name if Path(name).exists() else name for name in data],
+                    data_licence=data_licence,
+                    rendered_at=moment,
+                    ranks=ranks,
+                )
+            except KeyboardInterrupt as stop:
+                raise stopped(stop, f"stopped; {out} keeps the run; the same command resumes it") from None
+        if ranks.rank == 0:
+            progress.draw_curves()
+            print_summary(console, summary, target)
 
 
 def _forecast(

@@ -87,19 +87,39 @@ def _answer_starts(supervised: Tensor, lengths: list[int]) -> Tensor:
     return torch.nonzero(supervised & ~goes_on)[:, 0]
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Simulated:
+    """What one batch gave: each step's loss, summed; what its mean is taken over; the answers."""
+
+    losses: tuple[float, ...]
+    extent: Extent
+    chains: list[Chains]
+
+
 def simulate(head: Eagle3Head, batches: Iterable[Batch], to_draft: Tensor, objective: Objective) -> HeldOut:
     """Measure greedy chains of `objective.steps` drafts on the answers of `batches`."""
+    return held_out_of([simulate_batch(head, batch, to_draft, objective) for batch in batches], objective)
+
+
+@torch.no_grad()
+def simulate_batch(head: Eagle3Head, batch: Batch, to_draft: Tensor, objective: Objective) -> Simulated:
+    """Greedy chains of `objective.steps` drafts on the answers of one batch."""
     apart = Extent(1, (1,) * objective.steps)  # sums, to be divided by the extent of all batches
+    result = training_time_test(head, batch, to_draft, objective, whole=apart)
+    losses = tuple(float(outcome.loss) for outcome in result.steps)
+    return Simulated(losses, Extent.of(batch, to_draft, objective), chains_of(result, batch, to_draft))
+
+
+def held_out_of(parts: Sequence[Simulated], objective: Objective) -> HeldOut:
+    """What all batches together say, in their order."""
     total = Extent(0, (0,) * objective.steps)
     losses = [0.0] * objective.steps
     chains: list[Chains] = []
-    for batch in batches:
-        result = training_time_test(head, batch, to_draft, objective, whole=apart)
-        for step, outcome in enumerate(result.steps):
-            losses[step] += float(outcome.loss)
-        total += Extent.of(batch, to_draft, objective)
-        chains += chains_of(result, batch, to_draft)
+    for part in parts:
+        for step, value in enumerate(part.losses):  # steps for which no row is left have none
+            losses[step] += value
+        total += part.extent
+        chains += part.chains
     counts = total.rows if objective.average == "token" else (total.sequences,) * objective.steps
     loss = sum(value / max(count, 1) for value, count in zip(losses, counts, strict=True))
     walked, tau = walk_all(chains)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from tercel import limits
 from tercel.errors import TercelError
 from tercel.reading import short
+from tercel.target_model.backend_names import NONE, SHARDINGS
 
 LossKind = Literal["soft", "hard", "lk"]
 OptimizerKind = Literal["muon", "adamw"]
@@ -121,6 +122,9 @@ class TrainConfig:
     eval_every: Annotated[int, Setting("Steps between evaluations.")] = 100
     patience: Annotated[int, Setting("End after so many evaluations without a better τ; 0 is never.")] = 0
     save_every: Annotated[int, Setting("Steps between saved states.")] = 100
+    target_sharding: Annotated[
+        str, Setting("none, fsdp or tensor: how several processes share the target.")
+    ] = NONE
 
     @classmethod
     def told(cls) -> dict[str, Setting]:
@@ -139,6 +143,7 @@ class TrainConfig:
             ("optimizer", get_args(OptimizerKind)),
             ("oov", ("drop", "keep")),
             ("average", ("sequence", "token")),
+            ("target_sharding", SHARDINGS),
         ):
             if getattr(self, name) not in allowed:
                 raise TercelError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
@@ -187,7 +192,8 @@ class TrainConfig:
         """Key of a run: what a resumed run must share with the one it continues."""
         values = {**self.values(), "data": data, "target": target}
         values["best_by"] = "walk"  # runs of earlier versions chose their best head by another, higher τ
-        for free in ("eval_every", "patience", "save_every"):  # they change what is written, not what is learned
+        # they change what is written, or who computes, and not what is learned
+        for free in ("eval_every", "patience", "save_every", "target_sharding"):
             values.pop(free)
         if self.optimizer == "adamw":  # there was none else once
             values.pop("optimizer")

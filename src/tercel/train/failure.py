@@ -30,7 +30,7 @@ ADVICE = "start again with a lower --lr, or in bfloat16 if this was float16"
 
 
 class NotFiniteError(TercelError):
-    """Raised before the weights are touched. failed: the step, as far as this rank has it."""
+    """Raised before the weights are touched. failed: the step."""
 
     def __init__(self, failed: FailedStep) -> None:
         self.failed = failed
@@ -47,8 +47,8 @@ class NotFiniteError(TercelError):
 
 @dataclass(frozen=True)
 class FailedStep:
-    """Optimizer step `number` (from 0): loss and norm of the gradient over all ranks; groups, losses: this rank's
-    micro-batches and what each gave."""
+    """Optimizer step `number` (from 0): loss and norm of its gradient; groups, losses: the micro-batches of all ranks
+    and what each gave."""
 
     number: int
     loss: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from tercel.locks import FOLDER_LOCK, PATIENCE, one_at_a_time
 from tercel.reading import check_utf8
 from tercel.target_model.protocol import TargetModel
 from tercel.train.losses import Teacher
+from tercel.train.ranks import Alone, Ranks
+from tercel.train.sharded import encode_all
 from tercel.train.ttt import Batch
 
 PADDING_WASTE = 1.15
@@ -41,15 +43,22 @@ class Encoded:
 
 class FeatureSupply:
     """Makes `Batch`es of chats. With `cache`, what the target gave is kept in files and read from there next
-    time (`(n*K + K)` numbers a token: 4.6 KB for a target of width 576 in bfloat16).
+    time (`(n*K + K)` numbers a token: 4.6 KB for a target of width 576 in bfloat16). `ranks`: those of the run; where
+    the target is split over them, all have to call `encode` equally often, if need be with no chats.
 
     made_again: how many files were there but damaged, or without a checksum.
     """
 
     def __init__(
-        self, target: TargetModel, head: DraftHead, vocabulary: DraftVocabulary, cache: Path | None = None
+        self,
+        target: TargetModel,
+        head: DraftHead,
+        vocabulary: DraftVocabulary,
+        cache: Path | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.target = target
+        self.ranks = ranks or Alone()
         self.head = head
         self.vocabulary = vocabulary
         self.to_draft = vocabulary.to_draft().to(target.device)
@@ -89,30 +98,34 @@ class FeatureSupply:
     def encode(self, chats: Sequence[TokenizedChat]) -> list[Encoded]:
         """What the target, or the cache, gives for the chats."""
         found = [self._read(chat) for chat in chats]
-        for group in _padding_groups([len(chat.tokens) for chat in chats]):
-            if all(found[i] is not None for i in group):
-                continue
-            # the whole group, as it would be without files: its shape shows in the last bits of every member
-            for i, encoded in zip(group, self._run([chats[i] for i in group]), strict=True):
+        # whole groups, as they would be without files: their shapes show in the last bits of every member
+        groups = _padding_groups([len(chat.tokens) for chat in chats])
+        groups = [group for group in groups if any(found[i] is None for i in group)]
+        for group, outcome in zip(groups, self._run([[chats[i] for i in group] for group in groups]), strict=True):
+            for i, encoded in zip(group, outcome, strict=True):
                 if found[i] is None:
                     found[i] = encoded
                     self._write(chats[i], encoded)
         return [encoded for encoded in found if encoded is not None]
 
-    def _run(self, chats: Sequence[TokenizedChat]) -> list[Encoded]:
-        width = max(len(c.tokens) for c in chats)
-        padded = torch.zeros(len(chats), width, dtype=torch.long)
-        for number, chat in enumerate(chats):
-            padded[number, : len(chat.tokens)] = torch.from_numpy(chat.tokens)
-        out = self.target.encode(padded.to(self.target.device), self.head.config.feature_layers)
-        features = out.features
-        return [
-            Encoded(
-                features[number, : len(chat.tokens)].contiguous(),
-                out.hidden[number, : len(chat.tokens)][_before_supervised(chat).to(out.hidden.device)],
-            )
-            for number, chat in enumerate(chats)
-        ]
+    def _run(self, groups: Sequence[Sequence[TokenizedChat]]) -> Iterator[list[Encoded]]:
+        """What the target gives for each group, padded on the right."""
+        blocks = []
+        for chats in groups:
+            padded = torch.zeros(len(chats), max(len(c.tokens) for c in chats), dtype=torch.long)
+            for number, chat in enumerate(chats):
+                padded[number, : len(chat.tokens)] = torch.from_numpy(chat.tokens)
+            blocks.append(padded)
+        outputs = encode_all(self.target, self.ranks, blocks, self.head.config.feature_layers)
+        for chats, out in zip(groups, outputs, strict=True):
+            features, device = out.features, out.hidden.device
+            yield [
+                Encoded(
+                    features[number, : len(chat.tokens)].contiguous(),
+                    out.hidden[number, torch.nonzero(_before_supervised(chat))[:, 0].to(device)],
+                )
+                for number, chat in enumerate(chats)
+            ]
 
     def _file(self, chat: TokenizedChat) -> Path | None:
         if self._folder is None:
@@ -126,13 +139,8 @@ class FeatureSupply:
         file = self._file(chat)
         if file is None or not file.is_file():
             return None
-        try:
-            with safe_open(file, framework="pt") as stored:
-                encoded = Encoded(stored.get_tensor("features"), stored.get_tensor("hidden"))
-                whole = (stored.metadata() or {}).get(CHECKSUM) == _checksum(file.name, encoded)
-        except (SafetensorError, OSError):
-            whole = False
-        if not whole:
+        encoded = _stored(file)
+        if encoded is None:
             self.made_again += 1
             return None
         return Encoded(encoded.features.to(self.target.device), encoded.hidden.to(self.target.device))
@@ -148,12 +156,26 @@ class FeatureSupply:
             return
         kept = Encoded(encoded.features.cpu().contiguous(), encoded.hidden.cpu().contiguous())
         # what a power cut spoils is noticed, and made again
-        with self._alone(), atomic_file(file, durable=False, held=True) as partial:
-            save_file(
-                {"features": kept.features, "hidden": kept.hidden},
-                partial,
-                metadata={CHECKSUM: _checksum(file.name, kept)},
-            )
+        with self._alone():
+            if file.is_file() and _stored(file) is not None:  # another rank, or another run, came first
+                return
+            with atomic_file(file, durable=False, held=True) as partial:
+                save_file(
+                    {"features": kept.features, "hidden": kept.hidden},
+                    partial,
+                    metadata={CHECKSUM: _checksum(file.name, kept)},
+                )
+
+
+def _stored(file: Path) -> Encoded | None:
+    """What a file holds; None if it is damaged, or without a checksum."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            encoded = Encoded(stored.get_tensor("features"), stored.get_tensor("hidden"))
+            whole = (stored.metadata() or {}).get(CHECKSUM) == _checksum(file.name, encoded)
+    except (SafetensorError, OSError):
+        return None
+    return encoded if whole else None
 
 
 def _checksum(name: str, encoded: Encoded) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tercel.train.features import Encoded, FeatureSupply
 from tercel.train.optimizer import HeadOptimizer
 from tercel.train.precision import MasterWeights
 from tercel.train.ranks import Alone, Ranks, Step, share
-from tercel.train.ttt import Extent, training_time_test
+from tercel.train.ttt import Extent, counted_rows, training_time_test
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ class Learner:
         self.weights = MasterWeights(head, target.dtype)
         self.learning = [p for p in head.parameters() if p.requires_grad]
         self.optimizer = HeadOptimizer(head, config.optimizer, config.weight_decay)
-        self.supply = FeatureSupply(target, self.weights.working, vocabulary, feature_cache)
+        self.supply = FeatureSupply(target, self.weights.working, vocabulary, feature_cache, self.ranks)
 
     def gradients(self, number: int) -> Learned:
         """Make the clipped gradients of optimizer step `number` (from 0), whatever way it is cut:
 
             extent = what the step's means are taken over, of all micro-batches of all ranks
-            for each micro-batch of this rank:
+            for each micro-batch of this rank:                       (nothing is read back from the device here)
                 batch  = features and teacher of its chats            features [N, n*Ht], probs [U, W]
                 loss   = training-time test over S steps, each row divided by the extent: a part of the step's loss
                 master.grad += d loss / d weights                     working dtype to float32
@@ -94,8 +94,11 @@ class Learner:
         """
         groups = [[self.chats[i] for i in indices] for indices in self.mine[number]]
         whole, encoded = self._extent(number, groups)
-        done, losses = _Counters(), []
+        done, told = _Counters(), []
         for chats, ready in zip(groups, encoded, strict=True):
+            ready = self.supply.encode(chats) if ready is None else ready
+            if not chats:  # this rank has none left, and only helped others to encode theirs
+                continue
             batch = self.supply.batch(chats, ready)
             result = training_time_test(
                 self.weights.working,
@@ -107,14 +110,16 @@ class Learner:
             )
             result.loss.backward()
             self.weights.collect_gradients()
-            losses.append(float(result.loss.detach()))
-            done.loss += losses[-1]
+            told.append(torch.stack([result.loss.detach(), result.steps[0].correct.sum()]))  # stays on the device
             done.tokens += len(batch.tokens)
             done.rows += len(result.steps[0].correct)
-            done.right += int(result.steps[0].correct.sum())
+        losses, right = torch.stack(told).T.tolist() if told else ([], [])
+        done.loss, done.right = sum(losses), sum(right)
         done.summed(self.ranks, [self._gradient(parameter) for parameter in self.learning])
         norm = float(torch.nn.utils.clip_grad_norm_(self.learning, self.config.clip))
         if not (math.isfinite(done.loss) and math.isfinite(norm)):
+            parts = self.ranks.gather(([chats for chats in groups if chats], losses))
+            groups, losses = [g for part, _ in parts for g in part], [x for _, part in parts for x in part]
             raise NotFiniteError(FailedStep(number, done.loss, norm, groups, losses))
         rate = self.config.learning_rate(number, len(self.plan))
         return Learned(done.loss, done.right / done.rows, rate, norm, int(done.tokens))
@@ -129,6 +134,20 @@ class Learner:
         self.weights.master.load_state_dict(head)
         self.weights.refresh()
         self.optimizer.load_state_dict(optimizer)
+
+    def take_first(self) -> None:
+        """Give all ranks the first one's weights and optimizer: it may go on from a state."""
+        if self.ranks.count == 1:
+            return
+        is_first, tensors = self.ranks.rank == 0, [p.data for p in self.weights.master.parameters()]
+        own = self.optimizer.state_dict() if is_first else {}
+        shapes = self.ranks.gather(_mapped(own, lambda tensor: tensor.to("meta")))[0]
+        state = _mapped(own, Tensor.cpu) if is_first else _mapped(shapes, lambda t: torch.empty_like(t, device="cpu"))
+        _mapped(state, tensors.append)
+        self.ranks.take_first(tensors)
+        if not is_first:
+            self.optimizer.load_state_dict(state)
+            self.weights.refresh()
 
     def _gradient(self, parameter: Tensor) -> Tensor:
         if parameter.grad is None:  # this rank has no micro-batch in the step
@@ -149,10 +168,21 @@ class Learner:
             return None, [None]
         encoded = [self.supply.encode(chats) for chats in groups]
         # each batch is made a second time to learn from it: to keep them would hold a teacher `[U, W]` of every one
-        total = Extent(0, (0,) * objective.steps)
+        rows = torch.zeros(objective.steps, dtype=torch.long, device=self.supply.to_draft.device)
         for chats, ready in zip(groups, encoded, strict=True):
-            total += Extent.of(self.supply.batch(chats, ready), self.supply.to_draft, objective)
-        counts = torch.tensor([total.sequences, *total.rows])
+            if chats:
+                rows += counted_rows(self.supply.batch(chats, ready), self.supply.to_draft, objective)
+        counts = rows.cpu()
         self.ranks.sum([counts])
-        sequences, *rows = counts.tolist()
-        return Extent(sequences, tuple(rows)), encoded
+        return Extent(sum(map(len, self.plan[number])), tuple(counts.tolist())), encoded
+
+
+def _mapped(state: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A state of an optimizer with its tensors changed, wherever they stand."""
+    if isinstance(state, Tensor):
+        return change(state)
+    if isinstance(state, dict):
+        return {name: _mapped(value, change) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_mapped(value, change) for value in state)
+    return state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,15 +15,17 @@ import torch
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftModel, HeadInfo, MeasuredRecord, TrainingRecord
 from tercel.draft.history import HeldOut
+from tercel.errors import TercelError
 from tercel.stopping import uninterrupted
 from tercel.target_model.protocol import TargetModel
-from tercel.train.acceptance import simulate
+from tercel.train.acceptance import held_out_of, simulate_batch
 from tercel.train.batches import data_digest, plan_batches
 from tercel.train.config import TrainConfig
 from tercel.train.facts import begun_record, identity, run_target
 from tercel.train.failure import NotFiniteError
 from tercel.train.learner import Learner
 from tercel.train.prepare import prepare
+from tercel.train.ranks import Alone, RankLostError, Ranks, Step, collected, dealt
 from tercel.train.run_folder import RunFolder
 from tercel.train.run_writer import RunWriter
 
@@ -40,7 +43,8 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """What a finished run gave. notes: what was found damaged on the way, and made again."""
+    """What a finished run gave. history: the journal's entries, for the first of several ranks; notes: what was found
+    damaged on the way, and made again."""
 
     out: Path
     steps: int
@@ -65,27 +69,35 @@ def train(
     data_licence: str = "",
     rendered_at: datetime | None = None,
     stop_after: int | None = None,
+    ranks: Ranks | None = None,
 ) -> TrainSummary:
     """Train a head for `target` on tokenised chats and write it to `out`; goes on where a stopped run was.
 
     data_names, data_licence: for the card. rendered_at: what the chats' template took for now, if it writes the date; a
     run that goes on has to be given chats of the same moment (`recorded_moment`). stop_after: leave after this
-    many optimizer steps in all, as an interruption would (the state is saved).
+    many optimizer steps in all, as an interruption would (the state is saved). ranks: of how many processes this is
+    which (`group.joined`); all call this with the same data and settings, and the first alone writes to `out`.
     Raises `TercelError` before the first step if the data does not fit the target, or `out` belongs to another run, is
-    in use by another process, holds anything that is no run, or has no room for what a run writes.
+    in use by another process, holds anything that is no run, or has no room for what a run writes; and `RankLostError`
+    if another rank ends.
     """
+    ranks = ranks or Alone()
     origins = TrainingRecord(
         data=tuple(data_names),
         data_licence=data_licence,
         rendered_at=None if rendered_at is None else rendered_at.isoformat(timespec="seconds"),
     )
     folder = RunFolder(out)
-    with folder.held():
-        return _Run(target, chats, config, folder, watcher, feature_cache, overwrite, origins).run(stop_after)
+    with folder.held() if ranks.rank == 0 else nullcontext():
+        run = _Run(target, chats, config, folder, watcher, feature_cache, overwrite, origins, ranks)
+        summary = run.run(stop_after)
+        ranks.gather(None)  # none has done before the first one has written all
+        return summary
 
 
 class _Run:
-    """One run in a folder that is held. This process is its only rank, so that it has the writer."""
+    """One run, as one of its ranks sees it. The first has the writer, in a folder that is held, and is where the others
+    take from what a state says."""
 
     def __init__(
         self,
@@ -97,13 +109,21 @@ class _Run:
         feature_cache: Path | None,
         overwrite: bool,
         origins: TrainingRecord,
+        ranks: Ranks,
     ) -> None:
-        self.target, self.config, self.watcher = target, config, watcher
+        self.target, self.config, self.watcher, self.ranks = target, config, watcher, ranks
         ready = prepare(target, chats, config)
         self.data, self.plan = ready.data, ready.plan
-        self.vocabulary, self.warnings = ready.vocabulary, ready.warnings
+        self.vocabulary, self.warnings = ready.vocabulary, ready.warnings + _idle(ready.plan, ranks.count)
         self.learner = Learner(
-            ready.head, ready.vocabulary, target, ready.data.train, config, ready.plan, feature_cache=feature_cache
+            ready.head,
+            ready.vocabulary,
+            target,
+            ready.data.train,
+            config,
+            ready.plan,
+            feature_cache=feature_cache,
+            ranks=ranks,
         )
         self.record = begun_record(
             origins,
@@ -117,20 +137,26 @@ class _Run:
         )
         self.step, self.seconds = 0, 0.0
         key = config.digest(data_digest(ready.chats), run_target(target))
-        self.writer = RunWriter(folder, key)
-        folder.begin(key, overwrite)
-        self._restore()
+        _check_alike(ranks.gather(key))
+        self.out = folder.out
+        self.writer = RunWriter(folder, key) if ranks.rank == 0 else None
+        if self.writer:
+            folder.begin(key, overwrite)
+            self._restore(self.writer)
+        self.step, self.seconds, rng = ranks.gather((self.step, self.seconds, torch.get_rng_state()))[0]
+        torch.set_rng_state(rng)
+        self.learner.take_first()
 
-    def _restore(self) -> None:
-        state = self.writer.found(sum(p.numel() for p in self.learner.weights.master.parameters()))
+    def _restore(self, writer: RunWriter) -> None:
+        state = writer.found(sum(p.numel() for p in self.learner.weights.master.parameters()))
         if state is None:
-            self.writer.begin(self.record.rendered_at)
+            writer.begin(self.record.rendered_at)
             self._save(heads=False)  # a full disk shows before the work, not after it
             return
         self.learner.restore(state.head, state.optimizer)
         torch.set_rng_state(state.rng)
         self.step, self.seconds = state.step, state.seconds
-        self.writer.go_on(state, self._model(None))
+        writer.go_on(state, self._model(None))
 
     def run(self, stop_after: int | None) -> TrainSummary:
         total = len(self.plan)
@@ -141,17 +167,18 @@ class _Run:
         last = min(total, stop_after or total)
         began = time.monotonic() - self.seconds
         try:
-            if not self.writer.is_evaluated(self.step):  # the run was stopped in the middle of it
+            evaluated = self.writer is None or self.writer.is_evaluated(self.step)
+            if not self.ranks.gather(evaluated)[0]:  # the run was stopped in the middle of it
                 self._evaluate_if_due()
-            stalled = self.writer.stalled(self.config.patience)
+            stalled = self._is_stalled()
             while self.step < last and not stalled:
                 metrics = self._train_step(began)
                 if self.watcher:
                     self.watcher.stepped(self.step, metrics)
-                stalled = self._evaluate_if_due() and self.writer.stalled(self.config.patience)
+                stalled = self._evaluate_if_due() and self._is_stalled()
                 if self.step % self.config.save_every == 0 or self.step == last or stalled:
                     self._save()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, RankLostError):
             with uninterrupted():
                 self._save()
             raise
@@ -170,6 +197,8 @@ class _Run:
         try:
             learned = self.learner.gradients(self.step)
         except NotFiniteError as error:
+            if self.writer is None:
+                raise
             raise error.kept(self.learner, self.writer.folder.failure) from error
         metrics: dict[str, float] = asdict(learned)
         with uninterrupted():
@@ -177,7 +206,8 @@ class _Run:
             self.step += 1
             self.seconds = time.monotonic() - began
             metrics["seconds"] = time.monotonic() - started
-            self.writer.add_step(self.step, metrics)
+            if self.writer:
+                self.writer.add_step(self.step, metrics)
         return metrics
 
     def _evaluate_if_due(self) -> bool:
@@ -188,14 +218,25 @@ class _Run:
         held_out = self._measure()
         if self.watcher:
             self.watcher.evaluated(self.step, held_out)
-        self.writer.add_evaluation(self.step, held_out, self._model(held_out))
+        if self.writer:
+            self.writer.add_evaluation(self.step, held_out, self._model(held_out))
         return True
 
+    def _is_stalled(self) -> bool:
+        """Whether the run is to end early, as the first rank's journal says."""
+        return self.ranks.gather(self.writer is not None and self.writer.stalled(self.config.patience))[0]
+
     def _measure(self) -> HeldOut:
-        held, supply = self.data.held_out, self.learner.supply
-        plan = plan_batches([len(chat) for chat in held], EVAL_BATCH_TOKENS, 1, 0)
-        batches = (supply.batch([held[i] for i in indices]) for indices in plan)
-        return simulate(self.learner.weights.working, batches, supply.to_draft, self.config.objective)
+        """On all held-out chats, of which each rank takes its share; all ranks get what one alone would."""
+        learner, objective, parts = self.learner, self.config.objective, []
+        plan = plan_batches([len(chat) for chat in self.data.held_out], EVAL_BATCH_TOKENS, 1, 0)
+        for indices in dealt(plan, self.ranks.rank, self.ranks.count):
+            chats = [self.data.held_out[i] for i in indices]
+            encoded = learner.supply.encode(chats)
+            if chats:
+                batch = learner.supply.batch(chats, encoded)
+                parts.append(simulate_batch(learner.weights.working, batch, learner.supply.to_draft, objective))
+        return held_out_of(collected(self.ranks.gather(parts)), objective)
 
     def _model(self, held_out: HeldOut | None) -> DraftModel:
         """The head as it is now."""
@@ -204,22 +245,45 @@ class _Run:
         return DraftModel(self.learner.weights.master, self.vocabulary, info)
 
     def _save(self, heads: bool = True) -> None:
-        self.writer.save(self.step, self.seconds, self.learner, self._model(None) if heads else None)
+        if self.writer:
+            self.writer.save(self.step, self.seconds, self.learner, self._model(None) if heads else None)
 
     def _summary(self) -> TrainSummary:
-        again = self.learner.supply.made_again
+        again = sum(self.ranks.gather(self.learner.supply.made_again))
         cache = [f"{again} files of the feature cache were damaged or of an earlier version and are written again"]
         patience, steps = self.config.patience, len(self.plan)
         early = [f"ended after step {self.step} of {steps}: {patience} evaluations brought no better τ"]
-        stalled = self.step < steps and self.writer.stalled(patience)
-        history = self.writer.journal.entries()
+        stalled = self.step < steps and self._is_stalled()
+        history = self.writer.journal.entries() if self.writer else []
+        best = self.ranks.gather(self.writer.heads.best_held_out() if self.writer else None)[0]
         return TrainSummary(
-            out=self.writer.folder.out,
+            out=self.out,
             steps=self.step,
             seconds=self.seconds,
             tokens=int(sum(entry.get("tokens", 0) for entry in history)),
             supervised_tokens=self.record.supervised_tokens or 0,
-            best=self.writer.heads.best_held_out() or self._measure(),
+            best=best or self._measure(),
             history=history,
-            notes=(*self.writer.notes, *(cache if again else ()), *(early if stalled else ())),
+            notes=(*(self.writer.notes if self.writer else ()), *(cache if again else ()), *(early if stalled else ())),
         )
+
+
+def _check_alike(keys: Sequence[str]) -> None:
+    """Raises `TercelError` if the ranks were given different runs."""
+    for rank, key in enumerate(keys):
+        if key != keys[0]:
+            raise TercelError(
+                f"process {rank} has other settings, data or target than process 0; give all processes of a run the "
+                "same command, and the same files"
+            )
+
+
+def _idle(plan: Sequence[Step], ranks: int) -> tuple[str, ...]:
+    """What to say where an optimizer step has fewer micro-batches than there are ranks."""
+    most = max(map(len, plan))
+    if most >= ranks:
+        return ()
+    return (
+        f"a step has {most} micro-batches for {ranks} processes, so that some have nothing to do; "
+        f"put accumulate: {ranks}, or a multiple of it, into the settings",
+    )

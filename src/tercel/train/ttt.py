@@ -59,18 +59,20 @@ class Extent:
     @classmethod
     def of(cls, batch: Batch, to_draft: Tensor, objective: Objective) -> Extent:
         """The extent of one batch."""
-        device = batch.tokens.device
-        plan = plan_rows(batch.supervised.cpu(), batch.lengths, objective.steps)
-        counted = []
-        for step, rows in enumerate(plan.rows):
-            _, _, counts = _targets(batch, to_draft, objective, rows.to(device), step)
-            counted.append(int(counts.sum()))
-        return cls(len(batch.lengths), tuple(counted))
+        return cls(len(batch.lengths), tuple(counted_rows(batch, to_draft, objective).tolist()))
 
     def __add__(self, other: Extent) -> Extent:
         return Extent(
             self.sequences + other.sequences, tuple(a + b for a, b in zip(self.rows, other.rows, strict=True))
         )
+
+
+def counted_rows(batch: Batch, to_draft: Tensor, objective: Objective) -> Tensor:
+    """int64 `[S]`, on the batch's device: how many rows count at each step."""
+    device = batch.tokens.device
+    plan = plan_rows(batch.supervised.cpu(), batch.lengths, objective.steps)
+    counts = [_targets(batch, to_draft, objective, rows.to(device), step)[2] for step, rows in enumerate(plan.rows)]
+    return torch.stack([counted.sum() for counted in counts])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,5 @@
+"""`python -m tercel`, which `torchrun -m tercel` runs in every process."""
+
+from tercel.cli.app import main
+
+main()
