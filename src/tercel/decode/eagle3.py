@@ -88,7 +88,7 @@ class Eagle3(HeadProposer):
         if self.policy is None:
             flat_BM = scores_BPC.flatten(1)
             return None if last else flat_BM.topk(min(self.shape.top_k, flat_BM.shape[1])).indices
-        chosen = self.policy.step.grow(steps_BPC.double().cpu().numpy(), depth, 0 if last else self.widest)
+        chosen = self.policy.step.grow(steps_BPC.cpu().double().numpy(), depth, 0 if last else self.widest)
         return None if chosen is None else to_device(chosen.tolist(), scores_BPC.device)
 
     def _log_q(self, output: Tensor) -> Tensor:
