@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from tercel.decode.clock import PhaseClock
+from tercel.decode.cost_aware import CostAware
+from tercel.decode.costs import HeadCosts, StepCosts
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
+from tercel.decode.head_state import HeadWindow
 from tercel.decode.proposer import Proposer
 from tercel.decode.rules import TokenRules
 from tercel.decode.sampled_chain import SampledChain
@@ -25,10 +28,11 @@ from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
 from tests.decode.drafts import Oracle, random_draft
 from tests.decode.far_device import FAR, FarDevice, on_far_device
+from tests.target_model.test_rope import longrope
 from tests.tiny import tiny_model, tiny_tokenizer
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (5, 9, 12)]
-NEW = 9
+NEW, LEVELS = 9, 3
 Make = Callable[[DraftModel, Target], Proposer]
 
 
@@ -40,6 +44,15 @@ def large_tree(draft: DraftModel, target: Target) -> Proposer:
     return Eagle3(draft, target, TreeShape(6, 4, 40))
 
 
+def windowed_tree(draft: DraftModel, target: Target) -> Proposer:
+    return Eagle3(draft, target, TreeShape(2, 2, 4), HeadWindow(2, 3))
+
+
+def sized_tree(draft: DraftModel, target: Target) -> Proposer:
+    costs = StepCosts({1: {1: 20.0, 64: 24.0}}, head=HeadCosts(0.5, {1: 0.5, 16: 1.0}))
+    return CostAware(Eagle3(draft, target, TreeShape(4, LEVELS, 20)), costs, steady=True)
+
+
 def sampled_chain(draft: DraftModel, target: Target) -> Proposer:
     return SampledChain(draft, target, 3)
 
@@ -49,8 +62,11 @@ def asked(params: SamplingParams) -> list[Request]:
 
 
 def far_world(arch: str) -> tuple[Target, DraftModel]:
-    model = tiny_model(arch, num_hidden_layers=3)
-    target = Target(model, tiny_tokenizer(), Source(arch, arch, "folder", None))
+    if arch == "longrope":
+        target = longrope(border=12)  # which the prompts cross at unlike times
+    else:
+        model = tiny_model(arch, num_hidden_layers=3)
+        target = Target(model, tiny_tokenizer(), Source(arch, arch, "folder", None))
     return target, random_draft(target)
 
 
@@ -84,6 +100,9 @@ PARAMS = {
         ("gemma3", small_tree, "penalties"),
         ("llama", sampled_chain, "greedy"),
         ("llama", sampled_chain, "sampled"),
+        ("llama", windowed_tree, "greedy"),
+        ("llama", sized_tree, "greedy"),
+        ("longrope", large_tree, "greedy"),
     ],
 )
 def test_text_is_the_same_there(arch: str, make: Make, kind: str) -> None:
@@ -122,6 +141,11 @@ def test_a_greedy_step_takes_two_copies_back_whatever_the_tree(make: Make, slots
         assert step["down"] == 2  # the proposed tree, the verdict
         assert step["up"] <= 5 + slots  # starts twice, tree, paths, tokens; a path that is no prefix
         assert step["down numbers"] < 5000 * slots  # of a vocabulary of 128 and 40 nodes
+
+
+def test_a_tree_as_large_as_pays_is_settled_on_the_host_level_by_level() -> None:
+    steps, _ = travels(sized_tree, PARAMS["greedy"], 1)
+    assert 2 < max(step["down"] for step in steps) <= 2 * LEVELS + 1  # two a level, the verdict
 
 
 def test_vanilla_takes_one_copy_each_way() -> None:

@@ -22,6 +22,7 @@ from transformers import PretrainedConfig
 from tercel.errors import TercelError
 from tercel.target_model.cache import TargetCache
 from tercel.target_model.structure import rope_kinds
+from tercel.target_model.transfer import to_device
 
 
 class LengthRope:
@@ -94,15 +95,17 @@ class LengthRope:
                 chosen = [b for b in range(rows) if self.is_long(self._lengths[b % len(self._lengths)]) == long]
                 if not chosen:
                     continue
+                place = None if len(chosen) == rows else to_device(chosen, positions.device)
                 # one position more, of the sequence's own side, decides for all of the call
                 last = positions.new_full((len(chosen), 1), self.border if long else 0)
-                turned = stock(x, torch.cat([positions[chosen], last], 1), *args, **kwargs)
+                own = positions if place is None else positions.index_select(0, place)
+                turned = stock(x, torch.cat([own, last], 1), *args, **kwargs)
                 part_cos, part_sin = (part[:, :-1] for part in turned)
-                if len(chosen) == rows:
+                if place is None:
                     return part_cos, part_sin
                 if not cos.numel():
                     cos, sin = (part.new_empty(rows, *part.shape[1:]) for part in (part_cos, part_sin))
-                cos[chosen], sin[chosen] = part_cos, part_sin
+                cos[place], sin[place] = part_cos, part_sin
             return cos, sin
 
         module.forward = forward  # type: ignore[method-assign]
