@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,22 @@ def test_verify_proves_it(world: World) -> None:
     few = ["--tasks", f"{world.prompts}:2", "--max-new-tokens", "8", "--samples", "200", "--sampled-prompts", "1"]
     done = run("verify", world.target, world.head, *few, "--backend", "openvino", "--dtype", "float32")
     assert done.code == 0, done.err
+
+
+def test_verify_with_int8_weights_is_against_the_quantised_model(world: World, tmp_path: Path) -> None:
+    few = ["--tasks", f"{world.prompts}:2", "--max-new-tokens", "8", "--check", "greedy", "--dtype", "float32"]
+    told = {}
+    for backend in ("openvino", "torch"):
+        out = tmp_path / f"{backend}.json"
+        asked = [*few, "--backend", backend, "--weights", "int8", "--json", str(out)]
+        done = run("verify", world.target, world.head, *asked)
+        assert done.code == 0, done.err
+        assert "beside the same model with the same int8 weights" in done.out
+        assert "with its own weights, and here they are int8" in done.err
+        assert "is another model, whose text may differ from its own" in done.err
+        told[backend] = "torch computes it no faster" in done.err
+        assert json.loads(out.read_text())["weights"] == "int8"
+    assert told == {"openvino": False, "torch": True}
 
 
 def test_a_model_that_openvino_cannot_compute_stays_with_torch(tmp_path: Path) -> None:

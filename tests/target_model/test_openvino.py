@@ -36,9 +36,11 @@ ARCHS = ("llama", "gemma3", "gpt2", "gemma2", "falcon")
 LAYERS = (0, 1, 2)
 
 
-def reference_of(arch: str, dtype: torch.dtype = torch.float32, **overrides: object) -> Target:
+def reference_of(
+    arch: str, dtype: torch.dtype = torch.float32, weights: str | None = None, **overrides: object
+) -> Target:
     model = tiny_model(arch, **{"num_hidden_layers": 3, **overrides}).to(dtype)
-    return Target(model, tiny_tokenizer(), Source(arch, arch, "folder", None))
+    return Target(model, tiny_tokenizer(), Source(arch, arch, "folder", None), weights=weights)
 
 
 def on_openvino(reference: Target) -> Target:

@@ -35,15 +35,20 @@ def tree_mask(parents: tuple[int, ...]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("arch", "dtype"),
-    [("llama", torch.bfloat16), ("gpt2", torch.bfloat16), ("gemma3", torch.float32)],
-    ids=["llama bfloat16", "gpt2 bfloat16", "gemma3 float32"],
+    ("arch", "dtype", "weights"),
+    [
+        ("llama", torch.bfloat16, None),
+        ("gpt2", torch.bfloat16, None),
+        ("gemma3", torch.float32, None),
+        ("llama", torch.bfloat16, "int8"),
+    ],
+    ids=["llama bfloat16", "gpt2 bfloat16", "gemma3 float32", "llama int8"],
 )
 def test_a_path_of_a_tree_is_what_its_tokens_give_one_by_one(
-    arch: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    arch: str, dtype: torch.dtype, weights: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "OFTEN", 7)  # the first by the graph for all sizes, the rest by those for one size
-    target = on_openvino(reference_of(arch, dtype, max_position_embeddings=2048))
+    target = on_openvino(reference_of(arch, dtype, weights, max_position_embeddings=2048))
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(4, VOCAB, (max(LENGTHS),), generator=generator)
     seen, widest = tree_mask(PARENTS), len(PARENTS)
@@ -85,6 +90,27 @@ def test_every_token_has_a_slot_of_its_own_and_blocks_stay_in_their_chunk() -> N
         regimes = {slots_before(p) + width > 1024 for p in (length, deepest) for width in (1, BLOCK)}
         assert len(regimes) == 1
         assert slots_before(length) == 0 or where[: slots_before(length)].lt(length).sum() == length
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_with_int8_weights_treat_a_row_alike_whatever_comes_with_it(dtype: torch.dtype) -> None:
+    width, generator = 576, torch.Generator().manual_seed(0)
+    kind = {torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16}[dtype]
+    rows = ov.opset13.parameter([-1, width], kind)
+    codes = torch.randint(-127, 128, (192, width), generator=generator, dtype=torch.int8)
+    scales = torch.rand(192, 1, generator=generator)
+    weights = ov.opset13.multiply(ov.opset13.convert(codes.numpy(), "f32"), scales.numpy())
+    product = ov.opset13.matmul(ov.opset13.convert(rows, "f32"), weights, False, True)
+    graph = CompiledGraph(ov.Model([ov.opset13.convert(product, kind)], [rows]), dtype)
+    states = torch.randn(100, width, generator=generator).to(dtype)
+    whole = torch.empty(100, 192, dtype=dtype)
+    graph.run([states], [whole])
+    exact = states.double() @ (codes * scales).double().T
+    assert float((whole - exact).abs().mean() / exact.std()) < 0.01
+    for count in (1, 2, 3, 4, 5, 8, 16, 31, 32, 33, 64, 65):
+        out = torch.empty(count, 192, dtype=dtype)
+        graph.run([states[-count:].clone()], [out])
+        assert torch.equal(out, whole[-count:]), count
 
 
 @pytest.mark.parametrize("keys", [300, 512, 513, 1024, 1025, 2100])

@@ -25,10 +25,12 @@ def open_target(name: str, options: ModelOptions, *, exact: bool = False, shardi
     argument that its chat template does not read.
     """
     from tercel.chat.arguments import parse_arguments
+    from tercel.target_model.backend_names import OPENVINO
     from tercel.target_model.backends import with_backend
     from tercel.target_model.model import Target
     from tercel.target_model.sources import check_device, parse_dtype, resolve
 
+    decoding = options if isinstance(options, DecodingModelOptions) else None
     arguments = parse_arguments(options.template_arg or ())
     device = check_device(given_device(options))
     if options.dtype is not None:
@@ -45,10 +47,15 @@ def open_target(name: str, options: ModelOptions, *, exact: bool = False, shardi
             trust_remote_code=options.trust_remote_code,
             template_arguments=arguments,
             sharding=sharding,
+            weights=None if decoding is None or decoding.weights is None else decoding.weights.value,
         )
-        if not isinstance(options, DecodingModelOptions):
+        if decoding is None:
             return target
-        return with_backend(target, options.backend.value, say=lambda note: say(f"note: {note}"))
+        target = with_backend(target, decoding.backend.value, say=lambda note: say(f"note: {note}"))
+    if target.weights is not None:
+        gain = "" if target.backend == OPENVINO else f"; {target.backend} computes it no faster"
+        say(f"note: with {target.weights} weights {name} is another model, whose text may differ from its own{gain}")
+    return target
 
 
 def open_head(name: str | None, target: Target, options: DraftOptions) -> DraftModel:

@@ -13,7 +13,7 @@ from tercel.cli.paths import user_name, user_names, user_path
 from tercel.decode.proposers import EAGLE3, VANILLA, check_known, proposer_kind
 from tercel.errors import TercelError
 from tercel.reading import short
-from tercel.target_model.backend_names import AUTO, OPENVINO, TORCH
+from tercel.target_model.backend_names import AUTO, INT8, OPENVINO, TORCH
 
 if TYPE_CHECKING:
     from tercel.draft.shape import TreeShape
@@ -111,6 +111,10 @@ class Backend(StrEnum):
     openvino = OPENVINO
 
 
+class Weights(StrEnum):
+    int8 = INT8
+
+
 NOTHING = "none"  # of `--draft`: no proposer's name, but what a user calls it
 
 
@@ -156,6 +160,14 @@ class DecodingModelOptions(ModelOptions):
             rich_help_panel=_MODEL,
         ),
     ] = Backend.auto
+    weights: Annotated[
+        Weights | None,
+        typer.Option(
+            help="Round the target's matrices to int8, a scale for each output channel: another model, less to read.",
+            show_default="as they are stored",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

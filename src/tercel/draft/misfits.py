@@ -32,6 +32,7 @@ class KnownTarget(Protocol):
     @property
     def tokenizer_digest(self) -> str: ...
     def is_recorded_as(self, weights: str) -> bool | None: ...
+    def is_rounded_from(self, weights: str) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,10 @@ def _tokenizer(model: DraftModel, target: KnownTarget) -> Iterator[Misfit]:
 def _weights(model: DraftModel, target: KnownTarget) -> Iterator[Misfit]:
     own, name = model.info.target, target.source.name
     if own is None or target.is_recorded_as(own.weights) is not False:
+        return
+    if target.is_rounded_from(own.weights):
+        found = f"{_where(model)} was trained for {own.name} with its own weights, and here they are int8"
+        yield Misfit("weights", "warn", found, "a few more drafts may be refused than without --weights")
         return
     yield Misfit(
         "weights",

@@ -92,6 +92,7 @@ def run_bench(
         dtype=str(target.dtype).removeprefix("torch."),
         device=str(target.device),
         backend=target.backend,
+        weights=target.weights,
         template_arguments=target.template_arguments,
         threads=torch.get_num_threads(),
         tasks=results,

@@ -24,10 +24,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Both checks, or one of them."""
+    """Both checks, or one of them. weights: the target's, if they are not its own; it is what text is compared with."""
 
     greedy: GreedyCheck | None
     sampled: SampledCheck | None
+    weights: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -39,5 +40,6 @@ class VerifyReport:
         return {
             "greedy": None if self.greedy is None else self.greedy.to_json(),
             "sampled": None if self.sampled is None else self.sampled.to_json(),
+            "weights": self.weights,
             "ok": self.ok,
         }

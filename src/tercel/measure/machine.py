@@ -134,6 +134,11 @@ def versions() -> dict[str, str]:
     }
 
 
+def in_precision(dtype: str, weights: str | None) -> str:
+    """For titles: what is computed in, and the weights if they are not the model's own."""
+    return dtype if weights is None else f"{dtype} with {weights} weights"
+
+
 def in_threads(count: int) -> str:
     return f"{count} thread" if count == 1 else f"{count} threads"
 

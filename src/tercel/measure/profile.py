@@ -135,6 +135,7 @@ def run_profile(
         steps=steps,
         rounds=len(taken["peak", "", 0]),
         notes=tuple(notes),
+        weights=target.weights,
     )
 
 

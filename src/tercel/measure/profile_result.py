@@ -11,7 +11,7 @@ import torch
 
 from tercel.decode.proposers import VANILLA
 from tercel.measure.intervals import Interval
-from tercel.measure.machine import Ceilings, describe, in_threads, versions
+from tercel.measure.machine import Ceilings, describe, in_precision, in_threads, versions
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class Profile:
     steps: Mapping[str, Steps]
     rounds: int
     notes: tuple[str, ...] = ()
+    weights: str | None = None
     timestamp: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
@@ -95,7 +96,8 @@ class Profile:
 
     def title(self) -> str:
         drafted = f"{self.head} on " if self.head else ""
-        return f"{drafted}{self.target}, {self.dtype}, {self.device}, {in_threads(self.threads)}"
+        precision = in_precision(self.dtype, self.weights)
+        return f"{drafted}{self.target}, {precision}, {self.device}, {in_threads(self.threads)}"
 
     def to_json(self) -> dict[str, Any]:
         """`forward_ms` and `floor_ms` are those at `context`, `step_share` that of `method`."""
@@ -104,6 +106,7 @@ class Profile:
             "target": self.target,
             "head": self.head,
             "dtype": self.dtype,
+            "weights": self.weights,
             "device": str(self.device),
             "threads": self.threads,
             "machine": describe(self.device),

@@ -15,6 +15,7 @@ from tercel.file_set import CARD, RECORD, file_set, may_replace_card, refuse_for
 from tercel.files import as_json, put_text
 from tercel.interop.card import head_card, with_results
 from tercel.locks import folder_lock
+from tercel.measure.machine import in_precision
 from tercel.measure.summary import BenchReport
 from tercel.reading import UnreadableError, read_json, read_text
 
@@ -38,7 +39,7 @@ def decoding_entry(report: BenchReport, shape: str) -> DecodingRecord:
         )
     return DecodingRecord(
         shape=shape,
-        dtype=report.dtype,
+        dtype=in_precision(report.dtype, report.weights),
         device=f"{report.device}, {report.threads} threads" if report.device == "cpu" else report.device,
         temperature=report.params.temperature,
         max_new_tokens=report.params.max_new_tokens,

@@ -10,7 +10,7 @@ from rich.table import Table
 from tercel.errors import TercelError
 from tercel.files import atomic_file, is_stream
 from tercel.measure.intervals import Interval
-from tercel.measure.machine import in_threads
+from tercel.measure.machine import in_precision, in_threads
 from tercel.measure.summary import BenchReport, MethodSummary
 
 FORMATS = (".png", ".svg")
@@ -29,7 +29,7 @@ HEADINGS = (
 
 def bench_table(report: BenchReport) -> Table:
     """One line a task and method; intervals are 95 %."""
-    title = f"{report.target}, {report.dtype}, {report.device}, {in_threads(report.threads)}"
+    title = _ran(report)
     if report.head:
         title = f"{report.head} on {title}"
     table = Table(title=title)
@@ -93,12 +93,17 @@ def plot_bench(report: BenchReport, path: Path) -> None:
                 )
     axes.set_xticks(range(len(report.tasks)), [task.name for task in report.tasks])
     axes.set_ylabel("tokens a second")
-    axes.set_title(f"{report.target}, {report.dtype}, {report.device}, {in_threads(report.threads)}", fontsize=9)
+    axes.set_title(_ran(report), fontsize=9)
     axes.margins(y=0.15)
     axes.legend(fontsize=8)
     figure.tight_layout()
     with atomic_file(path) as partial:
         figure.savefig(partial, format=kind)
+
+
+def _ran(report: BenchReport) -> str:
+    precision = in_precision(report.dtype, report.weights)
+    return f"{report.target}, {precision}, {report.device}, {in_threads(report.threads)}"
 
 
 def _cells(summary: MethodSummary) -> tuple[str, ...]:

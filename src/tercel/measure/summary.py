@@ -101,7 +101,8 @@ class TaskResult:
 @dataclass(frozen=True)
 class BenchReport:
     """Everything a benchmark found. time_split_ms: method → phase → milliseconds a step. template_arguments: what
-    prompts were rendered with beside the messages. backend: what computed the target's blocks."""
+    prompts were rendered with beside the messages. backend: what computed the target's blocks. weights: those of the
+    target, if they are not its own."""
 
     target: str
     head: str | None
@@ -117,6 +118,7 @@ class BenchReport:
     n_alpha: NAlpha | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     backend: str = TORCH
+    weights: str | None = None
 
     @property
     def same_bits(self) -> bool:
@@ -136,6 +138,7 @@ class BenchReport:
             "dtype": self.dtype,
             "device": self.device,
             "backend": self.backend,
+            "weights": self.weights,
             "threads": self.threads,
             "template_arguments": dict(self.template_arguments),
             "tasks": {

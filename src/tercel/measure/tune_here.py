@@ -72,6 +72,7 @@ class Tuning:
     dtype: str
     device: torch.device
     backend: str
+    weights: str | None
     threads: int
     settings: TuneSettings
     search: Search
@@ -126,6 +127,7 @@ class Tuning:
             "dtype": self.dtype,
             "device": str(self.device),
             "backend": self.backend,
+            "weights": self.weights,
             "threads": self.threads,
             "machine": describe(self.device),
             "slots": self.settings.slots,
@@ -190,6 +192,7 @@ def tune(
         dtype=str(target.dtype).removeprefix("torch."),
         device=target.device,
         backend=target.backend,
+        weights=target.weights,
         threads=torch.get_num_threads(),
         settings=settings,
         search=found,

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tercel.files import atomic_file
 from tercel.measure.intervals import Interval
-from tercel.measure.machine import in_threads
+from tercel.measure.machine import in_precision, in_threads
 from tercel.measure.report import check_picture
 from tercel.measure.summary import VANILLA
 from tercel.measure.tune import as_flags, told
@@ -40,7 +40,8 @@ def tuning_table(found: Tuning) -> Table:
 def title(found: Tuning) -> str:
     head = f"{found.settings.head} on " if found.settings.head else ""
     slots = f", {found.settings.slots} at a time" if found.settings.slots > 1 else ""
-    return f"{head}{found.target}, {found.dtype}, {found.device}, {in_threads(found.threads)}{slots}"
+    precision = in_precision(found.dtype, found.weights)
+    return f"{head}{found.target}, {precision}, {found.device}, {in_threads(found.threads)}{slots}"
 
 
 def simulation_table(engine: str, found: Simulation, costs: EngineCosts | None) -> Table:

@@ -71,7 +71,7 @@ def _parameters(target: Target) -> int:
 def _on_openvino(reference: Target, keep: bool, say: Callable[[str], None]) -> Target:
     """Raises `TercelError` if its graphs cannot be made, or do not give what the reference gives."""
     from tercel.target_model.openvino.blocks import OpenVinoBlocks, OpenVinoOutput
-    from tercel.target_model.openvino.check import check_against
+    from tercel.target_model.openvino.check import check_against, rounds_activations
 
     why_not = _why_not(reference)
     if why_not is not None:
@@ -80,6 +80,8 @@ def _on_openvino(reference: Target, keep: bool, say: Callable[[str], None]) -> T
     layers = default_feature_layers(reference.num_layers) if reference.num_layers > 2 else ()
     blocks = OpenVinoBlocks(reference, layers, keep, say)
     other = reference.computed_by(blocks, OpenVinoOutput(reference, keep, say))
+    if reference.int8 is not None:
+        other.rounds_activations = rounds_activations(reference, other, reference.int8)
     check_against(reference, other, layers)
     return other
 

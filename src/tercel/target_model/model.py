@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from tercel.chat.arguments import with_arguments
 from tercel.errors import TercelError
 from tercel.target_model.attention import use_grouped_attention
-from tercel.target_model.backend_names import NONE
+from tercel.target_model.backend_names import INT8, NONE, OPENVINO, WEIGHTS
 from tercel.target_model.blocks import MaskedBlocks
 from tercel.target_model.capabilities import TreeSupport, check_steps, probe_tree_support
 from tercel.target_model.ends import end_ids, turn_end, union
@@ -31,6 +31,7 @@ from tercel.target_model.identity import (
     stored_samples,
     tokenizer_digest,
 )
+from tercel.target_model.int8 import Int8Weights
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.output_layer import OutputLayer, embedding_scale
 from tercel.target_model.protocol import Blocks, RowCache
@@ -54,7 +55,10 @@ class Target:
     (`docs/exactness.md`); without it near ties may fall the other way. Left out, it is in types of 16 bits; in float32
     it makes single tokens slow.
     sharding: how the model is split already, one of `SHARDINGS`.
-    Raises `TercelError` for a model whose outputs cannot be followed, or that cannot be decoded even token by token.
+    weights: "int8" rounds the model's matrices in place (`int8.py`), so that this is the quantised model in all that it
+    computes, and in its fingerprint; None leaves them as they are.
+    Raises `TercelError` for a model whose outputs cannot be followed, that cannot be decoded even token by token, or
+    that cannot have such weights.
     """
 
     def __init__(
@@ -66,11 +70,19 @@ class Target:
         template_arguments: Mapping[str, Any] | None = None,
         same_bits: bool | None = None,
         sharding: str = NONE,
+        weights: str | None = None,
     ) -> None:
+        if weights not in (None, *WEIGHTS):
+            raise TercelError(f"there are no weights {weights}; known are {', '.join(WEIGHTS)}")
         known = use_grouped_attention(model)
         same_bits = known and (model.dtype.itemsize == 2 if same_bits is None else same_bits)
         self.model = model
         self.sharding = sharding
+        self.int8: Int8Weights | None = None
+        self.rounds_activations = False  # whether what computes the blocks does so before products with int8 weights
+        if weights == INT8:
+            samples = held_samples(model) if samples is None else samples  # before they are rounded
+            self.int8 = Int8Weights(model, source.name)
         self._samples = samples
         self.template_arguments = dict(template_arguments or {})
         self._tokenizer = tokenizer
@@ -105,16 +117,17 @@ class Target:
         template_arguments: Mapping[str, Any] | None = None,
         same_bits: bool | None = None,
         sharding: str = NONE,
+        weights: str | None = None,
     ) -> Target:
         """Load `name`: a Hub id, a local folder, a GGUF file or a built-in alias.
 
         attn_implementation: None for `sdpa`, and `eager` where transformers says that the model's attention needs
         more than that (sinks, capped scores).
         template_arguments: what its chat template is given beside the messages, such as `{"enable_thinking": False}`.
-        same_bits: as in the constructor. sharding: split it over the processes of torch's process group, one of
-        `SHARDINGS`; all call this together.
-        Raises `TercelError` if it cannot be found or loaded, is not a causal language model, or has no template that
-        reads such arguments.
+        same_bits, weights: as in the constructor. sharding: split it over the processes of torch's process group, one
+        of `SHARDINGS`; all call this together.
+        Raises `TercelError` if it cannot be found or loaded, is not a causal language model, cannot have such weights,
+        or has no template that reads such arguments.
         """
         source = resolve(name)
         model = load_causal_lm(
@@ -127,18 +140,24 @@ class Target:
         )
         tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
         with reading(source, "model"):  # its first forwards show what loading does not
-            return cls(model, tokenizer, source, stored_samples(source), template_arguments, same_bits, sharding)
+            return cls(
+                model, tokenizer, source, stored_samples(source), template_arguments, same_bits, sharding, weights
+            )
 
     def computed_by(self, blocks: Blocks, logits: Callable[[Tensor], Tensor]) -> Target:
-        """The same target with blocks and logits computed otherwise; everything else is shared, and `encode` is as it
-        was."""
+        """The same target with blocks and logits computed otherwise; everything else is shared."""
         other = copy.copy(self)
+        other.__dict__.pop("work", None)  # what is read depends on who computes
         other._blocks, other._logits = blocks, logits
         return other
 
     @property
     def backend(self) -> str:
         return self._blocks.backend
+
+    @property
+    def weights(self) -> str | None:
+        return None if self.int8 is None else INT8
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -185,7 +204,8 @@ class Target:
 
     @cached_property
     def work(self) -> TargetWork:
-        return stock_work(self.stock, self.output_layer)
+        whole = self.int8 if self.backend == OPENVINO else None  # torch computes with what they stand for
+        return stock_work(self.stock, self.output_layer, whole)
 
     @property
     def block_widths(self) -> Sequence[int]:
@@ -235,7 +255,12 @@ class Target:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Short digest of the settings and of a sample of every weight, whatever the dtype loaded."""
+        """Short digest of the settings and of a sample of every weight, whatever the dtype loaded; with the name of the
+        weights where they are rounded."""
+        return self._stored_fingerprint if self.weights is None else f"{self._stored_fingerprint}-{self.weights}"
+
+    @cached_property
+    def _stored_fingerprint(self) -> str:
         samples = held_samples(self.model) if self._samples is None else self._samples
         return fingerprint(self.config, samples)
 
@@ -246,7 +271,15 @@ class Target:
 
     def is_recorded_as(self, weights: str) -> bool:
         """Whether a head's record, of whichever scheme, names this target."""
-        return weights == (self.fingerprint if weights.startswith(SCHEME) else self._first_fingerprint)
+        if self.weights is not None:
+            return weights == self.fingerprint
+        return self._is_stored_as(weights)
+
+    def is_rounded_from(self, weights: str) -> bool:
+        return self.weights is not None and self._is_stored_as(weights)
+
+    def _is_stored_as(self, weights: str) -> bool:
+        return weights == (self._stored_fingerprint if weights.startswith(SCHEME) else self._first_fingerprint)
 
     @property
     def tokenizer_digest(self) -> str:
@@ -287,7 +320,14 @@ class Target:
 
     @torch.no_grad()
     def encode(self, tokens: Tensor, capture: Sequence[int] = ()) -> TargetOutput:
-        return self.stock.encode(tokens, capture)
+        with self.activations():
+            return self.stock.encode(tokens, capture)
+
+    @contextmanager
+    def activations(self) -> Iterator[None]:
+        """Within, the stock model's activations are what they are in its blocks, wherever those are computed."""
+        with self.int8.activations_rounded() if self.int8 and self.rounds_activations else nullcontext():
+            yield
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -138,6 +138,11 @@ class TargetModel(Protocol):
         `encode` takes all of them at once."""
         ...
 
+    @property
+    def weights(self) -> str | None:
+        """"int8" where its matrices are rounded to that, so that it is another model than as it is stored."""
+        ...
+
     def beside(self) -> AbstractContextManager[None]:
         """Within, torch has as many threads as go well with what computes the blocks: threads that wait for work keep
         the cores from those of another library."""
@@ -191,6 +196,10 @@ class TargetModel(Protocol):
 
     def is_recorded_as(self, weights: str) -> bool:
         """Whether a head's record names this target."""
+        ...
+
+    def is_rounded_from(self, weights: str) -> bool:
+        """Whether a head's record names this target as it was before its weights were rounded."""
         ...
 
     def new_cache(self, rows: int, capacity: int) -> RowCache:

@@ -110,6 +110,10 @@ class StoredTarget:
             return None
         return None if samples is None else weights == fingerprint(self.config, samples)
 
+    def is_rounded_from(self, weights: str) -> bool:
+        """Nothing that only lies there is rounded."""
+        return False
+
     def embeddings(self) -> Tensor | None:
         """`[V, K]`; None if they are not in a folder, or the model scales them."""
         folder = stored_folder(self.source)

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from tercel.target_model.experts import expert_share
+from tercel.target_model.int8 import Int8Weights
 from tercel.target_model.output_layer import OutputLayer, probe_tokens
 from tercel.target_model.stock import StockDecoder
 
@@ -55,8 +56,13 @@ class TargetWork:
 
 
 @torch.no_grad()
-def stock_work(stock: StockDecoder, output: OutputLayer) -> TargetWork:
-    """Counted in a stock model's own parameters, and in what one token leaves in a cache."""
+def stock_work(stock: StockDecoder, output: OutputLayer, whole: Int8Weights | None = None) -> TargetWork:
+    """Counted in a stock model's own parameters, and in what one token leaves in a cache. whole: which of them are read
+    as whole numbers of a byte."""
+
+    def size(parameter: torch.Tensor) -> int:
+        return 1 if whole is not None and whole.holds(parameter) else parameter.element_size()
+
     share = expert_share(stock.config)
     layers = macs = 0.0
     for name, module in stock.decoder.named_modules():  # shared ones once
@@ -64,13 +70,13 @@ def stock_work(stock: StockDecoder, output: OutputLayer) -> TargetWork:
             continue
         used = share if "experts" in name and "shared" not in name else 1.0
         for parameter in module.parameters(recurse=False):
-            layers += used * parameter.numel() * parameter.element_size()
+            layers += used * parameter.numel() * size(parameter)
             macs += used * parameter.numel() * (parameter.ndim > 1)
     weight = output.linear.weight
     assert isinstance(weight, torch.Tensor)
     return TargetWork(
         layers=round(layers),
-        output=weight.numel() * weight.element_size(),
+        output=weight.numel() * size(weight),
         layer_macs=round(macs),
         output_macs=weight.numel(),
         attention=_attention(stock),

@@ -116,8 +116,8 @@ class OpenVinoBlocks:
 
     def _build(self, capture: Sequence[int]) -> None:
         layers = sorted({*self._captured, *capture} - {self._target.num_layers})
-        part, stock = f"layers, giving inputs of {layers}", self._target.stock
-        model = _graph(self._target, part, self._keep, self._say, lambda: convert_decoder(stock, layers))
+        part, target = f"layers, giving inputs of {layers}", self._target
+        model = _graph(target, part, self._keep, self._say, lambda: convert_decoder(target.stock, layers, target.int8))
         self._layout = Layout.of(model)
         self._graph = CompiledGraph(model, self._target.dtype, self._spare, growing=slot_axes(model))
         self._captured = tuple(layers)
@@ -136,7 +136,8 @@ class OpenVinoOutput:
 
     def __init__(self, target: Target, keep: bool, say: Say) -> None:
         self._vocabulary = target.vocab_size
-        model = _graph(target, "output layer", keep, say, lambda: convert_output(target.output_layer, target.dtype))
+        layer, dtype = target.output_layer, target.dtype
+        model = _graph(target, "output layer", keep, say, lambda: convert_output(layer, dtype, target.int8))
         self._graph = CompiledGraph(model, target.dtype)
 
     def __call__(self, hidden: Tensor) -> Tensor:

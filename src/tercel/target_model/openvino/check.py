@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tercel.errors import TercelError
 from tercel.target_model.capabilities import probe_tree_support
+from tercel.target_model.int8 import Int8Weights
 from tercel.target_model.prefill import prefill
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 EXACT = 1e-4  # float32: of the deviation of the numbers compared, what their differences may come to on average
 NOISY = 2.0  # bfloat16: how many times what the reference moves by if every layer's input is off in its last bit
+FLIPPED = 2.0**-16  # what is put off instead in float32 where activations are rounded: last bits decide to which number
 _LENGTHS, _CHUNK = (23, 9), 7  # of two prompts, run in pieces
 _PARENTS = (-1, 0, 0, 1, 1, 2, 4, 6, 0)  # of a tree after each
 
@@ -31,12 +33,14 @@ def check_against(reference: Target, other: Target, layers: Sequence[int]) -> No
     support = probe_tree_support(other)
     if not support.tree:
         raise TercelError(support.reason)
-    truth = _probe(reference, layers)
-    allowed = [EXACT] * len(truth)
-    if reference.dtype != torch.float32:
-        with _last_bits_off(reference):
-            rounded = _probe(reference, layers)
-        allowed = [NOISY * max(_distance(*pair), _unit(reference.dtype)) for pair in zip(rounded, truth, strict=True)]
+    with other.activations():
+        truth = _probe(reference, layers)
+        allowed = [EXACT] * len(truth)
+        if reference.dtype != torch.float32 or other.rounds_activations:
+            unit = max(_unit(reference.dtype), FLIPPED)
+            with _last_bits_off(reference, unit):
+                rounded = _probe(reference, layers)
+            allowed = [NOISY * max(_distance(*pair), unit) for pair in zip(rounded, truth, strict=True)]
     names = ("hidden states", *(f"inputs of layer {layer}" for layer in layers), "logits")
     for name, ours, theirs, most in zip(names, _probe(other, layers), truth, allowed, strict=True):
         found = _distance(ours, theirs)
@@ -44,6 +48,15 @@ def check_against(reference: Target, other: Target, layers: Sequence[int]) -> No
             raise TercelError(
                 f"its {name} differ from the reference's by {found:.2g} of their deviation, where {most:.2g} is allowed"
             )
+
+
+def rounds_activations(reference: Target, other: Target, int8: Int8Weights) -> bool:
+    """Whether `other` rounds what goes into products with int8 weights, which is its library's choice on this CPU: to
+    which of the two its logits are nearer."""
+    plain, ours = (_probe(target, ())[-1] for target in (reference, other))
+    with int8.activations_rounded():
+        rounded = _probe(reference, ())[-1]
+    return _distance(ours, rounded) < _distance(ours, plain)
 
 
 def _probe(target: Target, layers: Sequence[int]) -> list[Tensor]:
@@ -62,14 +75,14 @@ def _probe(target: Target, layers: Sequence[int]) -> list[Tensor]:
 
 
 @contextmanager
-def _last_bits_off(target: Target) -> Iterator[None]:
-    """Within, every layer gets an input each number of which is one rounding away from what it was."""
+def _last_bits_off(target: Target, unit: float) -> Iterator[None]:
+    """Within, every layer gets an input each number of which is off by `unit` of it, such as one rounding."""
     generator = torch.Generator().manual_seed(0)
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         states = args[0] if args else kwargs["hidden_states"]
         signs = torch.randint(2, states.shape, generator=generator) * 2 - 1
-        moved = (states.float() * (1 + signs * _unit(states.dtype))).to(states.dtype)
+        moved = (states.float() * (1 + signs * unit)).to(states.dtype)
         return ((moved, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": moved})
 
     hooks = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in target.stock.layers]

@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreT
 from transformers.masking_utils import sdpa_mask
 
 from tercel.target_model.gguf import quiet_transformers
+from tercel.target_model.int8 import Int8Weights
 from tercel.target_model.openvino.convert import converted
 from tercel.target_model.output_layer import OutputLayer
 from tercel.target_model.stock import StockDecoder, layer_inputs
@@ -233,9 +234,9 @@ class OutputGraph(nn.Module):
         return self.layer(hidden.float()).to(self.dtype)
 
 
-def convert_decoder(stock: StockDecoder, capture: Sequence[int]) -> ov.Model:
+def convert_decoder(stock: StockDecoder, capture: Sequence[int], int8: Int8Weights | None = None) -> ov.Model:
     """The decoder as a graph. Inputs and outputs as `BlockGraph.forward`'s, in the model's own type; inside everything
-    is float32, which OpenVINO computes in the precision it is compiled for.
+    is float32, which OpenVINO computes in the precision it is compiled for. int8: the matrices that are rounded.
 
     Works on a copy, of which float32 is made: needs the memory for that. Raises whatever transformers, torch or
     OpenVINO raise for a model that they cannot follow.
@@ -252,13 +253,13 @@ def convert_decoder(stock: StockDecoder, capture: Sequence[int]) -> ov.Model:
         past = [torch.zeros(rows, heads, slots, size, dtype=dtype) for heads, size in layout.shapes]
         kept = [[-1, heads, -1, size] for heads, size in layout.shapes]
         shapes = [[-1, -1, width], [-1, -1], [-1], [-1, -1, -1], [-1], *kept]
-        return converted(graph, (front[0].to(dtype), *front[1:], *past), shapes)
+        return converted(graph, (front[0].to(dtype), *front[1:], *past), shapes, int8)
 
 
-def convert_output(layer: OutputLayer, dtype: torch.dtype) -> ov.Model:
-    """The output layer as a graph."""
+def convert_output(layer: OutputLayer, dtype: torch.dtype, int8: Int8Weights | None = None) -> ov.Model:
+    """The output layer as a graph; int8: as `convert_decoder`'s."""
     width = cast(Tensor, layer.linear.weight).shape[1]
-    return converted(OutputGraph(layer, dtype), [torch.zeros(2, width, dtype=dtype)], [[-1, width]])
+    return converted(OutputGraph(layer, dtype), [torch.zeros(2, width, dtype=dtype)], [[-1, width]], int8)
 
 
 def _layout(graph: BlockGraph, front: Front) -> Layout:

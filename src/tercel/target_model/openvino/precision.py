@@ -7,14 +7,19 @@ from collections.abc import Callable, Iterator
 import openvino as ov
 import torch
 
+from tercel.target_model.int8 import Int8Weights
+
 _PRECISE = "precise_0"  # the attribute's name in OpenVINO; the plugin leaves such a node in the type it has
 _LARGE = 4096  # numbers of a constant that is worth a conversion of its own
 
 
-def prepared(model: ov.Model, dtype: torch.dtype) -> ov.Model:
+def prepared(model: ov.Model, dtype: torch.dtype, int8: Int8Weights | None = None) -> ov.Model:
     """The graph of a model of type `dtype`, changed in place: attention and rotary angles are float32's (an angle in
     bfloat16 is off by whole radians after some hundred tokens), weights are held in bfloat16 if that is what they are.
+    int8: those that are held as whole numbers and scales.
     """
+    if int8 is not None:
+        _hold_whole(model, int8)
     if dtype == torch.bfloat16:
         for node in model.get_ordered_ops():
             kind = node.get_type_name()
@@ -79,6 +84,22 @@ def _halve_weights(model: ov.Model) -> None:
             held.data.view("int16")[...] = half.view(torch.int16).numpy()
             again = ov.opset13.convert(ov.op.Constant(held), "f32")
             again.get_rt_info()["decompression_0"] = ""  # or it would be computed once and kept in float32
-            for port in node.output(0).get_target_inputs():
-                port.replace_source_output(again.output(0))
+            _replace(node, again)
     model.validate_nodes_and_infer_types()
+
+
+def _hold_whole(model: ov.Model, int8: Int8Weights) -> None:
+    """Rounded matrices become whole numbers times scales, which is how OpenVINO's products know them."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "Constant" or node.get_element_type() != ov.Type.f32 or len(node.shape) != 2:
+            continue
+        found = int8.codes_of(torch.from_numpy(node.data.copy()))
+        if found is not None:
+            codes, scales = (ov.opset13.constant(part.numpy()) for part in found)
+            _replace(node, ov.opset13.multiply(ov.opset13.convert(codes, "f32"), scales))
+    model.validate_nodes_and_infer_types()
+
+
+def _replace(node: ov.Node, other: ov.Node) -> None:
+    for port in node.output(0).get_target_inputs():
+        port.replace_source_output(other.output(0))

@@ -11,6 +11,8 @@ import openvino as ov
 import torch
 from torch import Tensor
 
+from tercel.target_model.int8 import GROUP
+
 BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 _HINTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -45,6 +47,7 @@ class CompiledGraph:
             "INFERENCE_PRECISION_HINT": _HINTS[dtype],
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "PERFORMANCE_HINT": "LATENCY",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP,  # of what goes into products with int8 weights
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,  # two processes would be pinned to the same cores
         }
