@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -82,6 +83,44 @@ def test_a_run_that_goes_on_is_one_run_there(
     assert there.ended == 2
     follow(name, tmp_path / "head", overwrite=True, stop_after=1)
     assert there.begun[2][same] != first[same]
+
+
+class Writer:
+    """A stand-in of TensorBoard's, with what is called of it."""
+
+    made: ClassVar[list[Writer]] = []
+
+    def __init__(self, log_dir: str, purge_step: int | None, flush_secs: int) -> None:
+        self.log_dir, self.purge_step = log_dir, purge_step
+        self.scalars: list[tuple[int, str, float]] = []
+        self.closed = False
+        self.made.append(self)
+
+    def add_text(self, tag: str, text: str) -> None:
+        assert "ttt_steps: 2" in text
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars.append((step, tag, value))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_what_was_told_after_the_state_that_a_run_goes_on_from_is_purged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    monkeypatch.setattr(Writer, "made", [])
+    out = tmp_path / "head"
+    follow(TrackerName.tensorboard, out, stop_after=3)
+    follow(TrackerName.tensorboard, out)
+    first, second = Writer.made
+    assert (first.purge_step, second.purge_step) == (None, 4)
+    assert first.log_dir == second.log_dir
+    assert first.closed
+    assert second.closed
+    told = [scalar for writer in Writer.made for scalar in writer.scalars]
+    assert sorted(scalar for scalar in told if scalar[1] in ("train/loss", "held_out/tau")) == expected(out)
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
