@@ -27,7 +27,7 @@ from tercel.train.batches import split, usable
 from tercel.train.config import TrainConfig
 from tercel.train.failure import FailedStep, compute_again
 from tercel.train.features import FeatureSupply
-from tercel.train.learner import Learned, Learner
+from tercel.train.learner import SETTLED, Learned, Learner
 from tercel.train.loop import _Run, train
 from tercel.train.run_folder import RunFolder
 from tercel.train.state import load_state
@@ -512,6 +512,31 @@ def test_the_head_on_disk_drafts_as_the_one_that_was_measured(tmp_path):
     again = simulate(model.head, [supply.batch(held)], supply.to_draft, config.objective)
     assert again.steps == summary.best.steps
     assert again.loss == pytest.approx(summary.best.loss, rel=0.01)  # the file is in bfloat16
+
+
+def test_a_head_that_has_learned_is_not_moved_before_gradients_are_known(tmp_path, whole):
+    """Its first update is none of equal steps for all weights, and a run stopped meanwhile ends as one that was not."""
+    config = replace(SMALL, start_from=str(whole), lr=1e-2, warmup=0.0)
+    first = load_head(whole).head
+    run(tmp_path / "one", config, stop_after=1)
+    stored = torch.load(RunFolder(tmp_path / "one").state, weights_only=True)
+    moved = torch.cat([(stored["head"][n].float() - w).abs().flatten() for n, w in first.named_parameters()])
+    assert moved.max() > 0
+    equal = ((moved > 0.9e-2) & (moved < 1.1e-2)).float().mean()  # of AdamW's very first update: nearly all
+    assert equal < 0.05
+    steps = min(SETTLED, load_head(tmp_path / "one" / "last").info.training.steps)
+    assert {int(state["step"]) for state in stored["optimizer"]["state"].values()} == {1 + steps}
+
+    def interrupted(self: Learner, rate: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "update", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "two", config)
+    for out in (tmp_path / "one", tmp_path / "two"):
+        run(out, config)
+    same(tmp_path / "one", tmp_path / "two")
 
 
 @pytest.mark.parametrize("size", [0, 64])

@@ -69,7 +69,7 @@ class _Start:
     warmup: float
 
 
-_NEW, _AGAIN = _Start(5e-4, 0.04), _Start(1.5e-4, 0.15)
+_NEW, _AGAIN = _Start(5e-4, 0.04), _Start(2e-4, 0.1)
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class TrainConfig:
     batch_tokens: Annotated[int, Setting("Packed tokens of a micro-batch.", RECIPE)] = 2048
     accumulate: Annotated[int, Setting("Micro-batches of an optimizer step.")] = 1
     lr: Annotated[
-        float | None, Setting("Peak learning rate; left out, 5e-4, and 1.5e-4 with start-from.", RECIPE)
+        float | None, Setting("Peak learning rate; left out, 5e-4, and 2e-4 with start-from.", RECIPE)
     ] = None
     final_lr: Annotated[float, Setting("Share of the peak rate at the end of the cosine.")] = 0.05
     warmup: Annotated[
-        float | None, Setting("Share of the steps spent warming up; left out, 0.04, and 0.15 with start-from.")
+        float | None, Setting("Share of the steps spent warming up; left out, 0.04, and 0.1 with start-from.")
     ] = None
     optimizer: Annotated[str, Setting("adamw, or muon for matrices with AdamW for the rest.")] = "adamw"
     weight_decay: Annotated[float, Setting("Weight decay.")] = 0.0
@@ -191,6 +191,8 @@ class TrainConfig:
     def digest(self, data: str, target: str) -> str:
         """Key of a run: what a resumed run must share with the one it continues."""
         values = {**self.values(), "data": data, "target": target}
+        if self.start_from:
+            values["settled"] = True  # earlier versions began at once
         values["best_by"] = "walk"  # runs of earlier versions chose their best head by another, higher τ
         # they change what is written, or who computes, and not what is learned
         for free in ("eval_every", "patience", "save_every", "target_sharding"):

@@ -17,10 +17,12 @@ from tercel.target_model.protocol import TargetModel
 from tercel.train.config import TrainConfig
 from tercel.train.failure import FailedStep, NotFiniteError
 from tercel.train.features import Encoded, FeatureSupply
-from tercel.train.optimizer import HeadOptimizer
+from tercel.train.optimizer import BETAS, HeadOptimizer
 from tercel.train.precision import MasterWeights
 from tercel.train.ranks import Alone, Ranks, Step, share
 from tercel.train.ttt import Extent, counted_rows, training_time_test
+
+SETTLED = round(1 / (1 - BETAS[1]))  # steps: as far back as the mean of squared gradients looks
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,18 @@ class Learner:
             raise NotFiniteError(FailedStep(number, done.loss, norm, groups, losses))
         rate = self.config.learning_rate(number, len(self.plan))
         return Learned(done.loss, done.right / done.rows, rate, norm, int(done.tokens))
+
+    def settle(self) -> None:
+        """Tell the optimizer how large gradients are, from the first steps of the plan, before one moves a weight.
+
+        AdamW divides by that. At its first updates it knows only their own gradients, so that every weight moves
+        equally far, whatever it says: a head that has learned forgets. A new one has nothing to lose.
+        """
+        self.optimizer.forget()  # of an attempt that was interrupted
+        for number in range(min(SETTLED, len(self.plan))):
+            self.gradients(number)
+            self.update(0.0)
+        self.optimizer.forget_direction()
 
     def update(self, rate: float) -> None:
         """Step the master weights along their gradients, and forget these."""

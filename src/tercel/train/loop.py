@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -170,6 +170,9 @@ class _Run:
             evaluated = self.writer is None or self.writer.is_evaluated(self.step)
             if not self.ranks.gather(evaluated)[0]:  # the run was stopped in the middle of it
                 self._evaluate_if_due()
+            if self.step == 0 and self.config.start_from:
+                with self._failures_kept():
+                    self.learner.settle()
             stalled = self._is_stalled()
             while self.step < last and not stalled:
                 metrics = self._train_step(began)
@@ -194,12 +197,8 @@ class _Run:
                 step, seconds, journal                      so that no state knows half a step
         """
         started = time.monotonic()
-        try:
+        with self._failures_kept():
             learned = self.learner.gradients(self.step)
-        except NotFiniteError as error:
-            if self.writer is None:
-                raise
-            raise error.kept(self.learner, self.writer.folder.failure) from error
         metrics: dict[str, float] = asdict(learned)
         with uninterrupted():
             self.learner.update(learned.lr)
@@ -209,6 +208,16 @@ class _Run:
             if self.writer:
                 self.writer.add_step(self.step, metrics)
         return metrics
+
+    @contextmanager
+    def _failures_kept(self) -> Iterator[None]:
+        """Where a loss or gradient is no number, keep what gave it beside the run, and say so."""
+        try:
+            yield
+        except NotFiniteError as error:
+            if self.writer is None:
+                raise
+            raise error.kept(self.learner, self.writer.folder.failure) from error
 
     def _evaluate_if_due(self) -> bool:
         """Whether it was due."""

@@ -40,6 +40,19 @@ class HeadOptimizer:
             part.step()
             part.zero_grad(set_to_none=True)
 
+    def forget(self) -> None:
+        """All that was learned of gradients."""
+        for part in self._parts.values():
+            part.state.clear()
+
+    def forget_direction(self) -> None:
+        """Keep of AdamW how large gradients are, and of none where they pointed."""
+        for part in self._parts.values():
+            for moments in part.state.values():
+                for name in ("exp_avg", "momentum_buffer"):
+                    if name in moments:
+                        moments[name].zero_()
+
     def state_dict(self) -> dict[str, Any]:
         """AdamW's alone is its own, as before there was another."""
         states = {name: part.state_dict() for name, part in self._parts.items()}
