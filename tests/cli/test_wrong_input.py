@@ -174,7 +174,7 @@ def test_training_that_is_not_the_same_run(tmp_path: Path, world: World) -> None
         ("seed: 0x" + "f" * 5000, ("seed", "cannot be written as text")),
         ("loss: hinge", ("loss must be one of soft, hard, lk",)),
         ("feature-layers: [1, x]", ("recipe.yaml: feature-layers", "1,x")),
-        ("feature-layers: [1, 99]", ("feature layer 99", "out of range")),
+        ("feature-layers: [1, 99]\neval-share: 0.2", ("feature layer 99", "out of range")),
     ],
 )
 def test_bad_yaml(tmp_path: Path, world: World, settings: str, words: tuple[str, ...]) -> None:
