@@ -16,6 +16,7 @@ from tercel.chat.conversation import RawText, Record, TokenizedChat
 from tercel.chat.overlap import Overlap, OverlapIndex
 from tercel.chat.readers import read_records
 from tercel.chat.render import NO_ANSWER, Rendered, Renderer, answer_text, render_plain
+from tercel.chat.store import ChatStore
 from tercel.chat.template import TemplateRefusalError, name_of
 from tercel.chat.tokenizing import UnfitTextError
 from tercel.errors import TercelError
@@ -62,8 +63,9 @@ def load_chats(
     plain: bool = False,
     last_turn: bool = False,
     against: OverlapIndex | None = None,
-) -> tuple[list[TokenizedChat], LoadReport]:
-    """Read sources of any known format, render and tokenise them, and mark the assistant's tokens.
+) -> tuple[ChatStore, LoadReport]:
+    """Read sources of any known format, render and tokenise them, and mark the assistant's tokens. One row at a time is
+    in memory.
 
     Rows longer than `max_length` tokens are cut from the right, and dropped if no assistant token is left.
     `limit`: at most that many rows of each source. `plain`: `{"text"}` rows are plain text for a base model,
@@ -109,7 +111,8 @@ class _Loading:
     ):
         self.tokenizer, self.max_length, self.plain, self.against = tokenizer, max_length, plain, against
         self.last_turn = last_turn
-        self.chats: list[TokenizedChat] = []
+        self.chats = ChatStore()
+        self.tokens = self.supervised = 0
         self.notes: list[str] = []
         self.overlaps: list[Overlap] = []
         self.read = self.kept = self.truncated = self.turns = 0
@@ -150,7 +153,10 @@ class _Loading:
             return
         self.kept += 1
         self.turns += rendered.turns
-        self.chats.extend(fitting)
+        for chat in fitting:
+            self.chats.add(chat)
+            self.tokens += len(chat)
+            self.supervised += int(chat.supervised.sum())
 
     def _render(self, record: Record, source: str) -> Rendered:
         if isinstance(record, TokenizedChat):
@@ -184,8 +190,8 @@ class _Loading:
             chats=len(self.chats),
             truncated=self.truncated,
             turns=self.turns,
-            tokens=sum(len(chat) for chat in self.chats),
-            supervised=sum(int(chat.supervised.sum()) for chat in self.chats),
+            tokens=self.tokens,
+            supervised=self.supervised,
             dropped=dict(self.dropped),
             dropped_turns=dict(self.dropped_turns),
             overlaps=tuple(self.overlaps),

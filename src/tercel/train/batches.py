@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import torch
 
 from tercel import limits
 from tercel.chat.conversation import TokenizedChat
+from tercel.chat.store import SomeChats
 from tercel.draft.alignment import FIRST_PREDICTED
 from tercel.errors import TercelError
 from tercel.train.config import TrainConfig
@@ -21,32 +23,31 @@ from tercel.train.ranks import Step
 class Split:
     """Training chats and held-out ones."""
 
-    train: list[TokenizedChat]
-    held_out: list[TokenizedChat]
+    train: Sequence[TokenizedChat]
+    held_out: Sequence[TokenizedChat]
 
 
-def usable(chats: Sequence[TokenizedChat], max_length: int, vocab_size: int) -> list[TokenizedChat]:
+def usable(chats: Sequence[TokenizedChat], max_length: int, vocab_size: int) -> SomeChats:
     """The chats cut to `max_length`, without those of which no row could learn.
 
     Raises `TercelError` for ids outside the vocabulary, and if nothing is left.
     """
-    kept = []
-    for chat in chats:
+    kept = array("q")
+    for place, chat in enumerate(chats):
         if len(chat) and not 0 <= int(chat.tokens.min()) <= int(chat.tokens.max()) < vocab_size:
             wrong = int(chat.tokens.min() if chat.tokens.min() < 0 else chat.tokens.max())
             raise TercelError(
                 f"conversation {chat.id} holds token {wrong}, but the target has {vocab_size} tokens; "
                 "the data was tokenised for another target"
             )
-        cut = chat.cut(max_length)
-        if cut.supervised[FIRST_PREDICTED:].any():
-            kept.append(cut)
+        if chat.supervised[FIRST_PREDICTED:max_length].any():
+            kept.append(place)
     if not kept:
         raise TercelError(
             f"none of {len(chats)} conversations has a token of the assistant within {max_length} tokens; "
             "give other data or a larger max-length"
         )
-    return kept
+    return SomeChats(chats, kept, max_length)
 
 
 def split(chats: Sequence[TokenizedChat], share: float) -> Split:
@@ -54,17 +55,18 @@ def split(chats: Sequence[TokenizedChat], share: float) -> Split:
 
     Raises `TercelError` if either side would be empty.
     """
-    train: list[TokenizedChat] = []
-    held_out: list[TokenizedChat] = []
-    for chat in chats:
+    train, held_out = array("q"), array("q")
+    longest = 0
+    for place, chat in enumerate(chats):
         digest = hashlib.sha256(np.asarray(chat.tokens, dtype=np.int64).tobytes()).digest()
-        (held_out if int.from_bytes(digest[:4], "big") < share * 2**32 else train).append(chat)
+        (held_out if int.from_bytes(digest[:4], "big") < share * 2**32 else train).append(place)
+        longest = max(longest, len(chat))
     if not train or not held_out:
         raise TercelError(
             f"{len(chats)} conversations are too few to hold out a share of {share}; "
             "give more data or a larger eval-share"
         )
-    return Split(train, held_out)
+    return Split(SomeChats(chats, train, longest), SomeChats(chats, held_out, longest))
 
 
 def plan_batches(lengths: Sequence[int], batch_tokens: int, epochs: int, seed: int) -> list[list[int]]:
