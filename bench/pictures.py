@@ -168,7 +168,7 @@ def draw_tree(shown: Shown) -> Figure:
         return rows[node]
 
     place(0)
-    depths = tree.depths.tolist()
+    depths = tree.depth_list
     height = next(leaves)
     figure = Figure(figsize=(9.2, 1.1 + 0.56 * height), facecolor=PAPER)
     axes = figure.add_axes((0.01, 0.01, 0.98, 0.98))

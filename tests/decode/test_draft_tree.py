@@ -41,8 +41,8 @@ def test_mask_depths_and_children_against_brute_force(parents):
     for node in range(len(parents)):
         family = ancestors(parents, node)
         assert set(mask[node].nonzero().squeeze(1).tolist()) == family
-        assert int(tree.depths[node]) == len(family) - 1
-        assert tree.children(node) == tuple(c for c, p in enumerate(parents) if p == node)
+        assert tree.depth_list[node] == len(family) - 1
+        assert tree.children(node) == [c for c, p in enumerate(parents) if p == node]
 
 
 def test_chain_and_root_only():

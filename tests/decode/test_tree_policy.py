@@ -119,6 +119,29 @@ def test_levels_end_where_they_cost_more_than_they_bring() -> None:
         assert nodes == 1 + paths.shape[1]  # where nodes cost next to nothing all are taken
 
 
+@given(st.integers(0, 999), st.sampled_from([1, 3]), st.floats(0.001, 8), st.floats(0.01, 4))
+@settings(max_examples=40, deadline=None)
+def test_levels_are_as_wide_as_trying_every_width_says(seed: int, rows: int, node: float, level: float) -> None:
+    step = step_of({1: 20.0, 64: 20 + 63 * node}, rows, HeadCosts(0.1, {1: level, 16: 2 * level}))
+    drafts = -np.cumsum(np.random.default_rng(seed).exponential(0.7, (rows, 1, 6)), 2)
+    chosen = step.grow(drafts, 1, 6)
+    known = step.policy.chances.of(drafts, 1, False)[:, 0]  # of whole paths, the likeliest first
+    values = {0: step.worth(known)}
+    for width in (1, 2, 4, 6):
+        hoped = known[:, :width, None] * step.policy.children(1)
+        cost = step.price * step.policy.costs.level_ms(rows * width)
+        values[width] = step.worth(np.concatenate([known, hoped.reshape(rows, -1)], 1)) - cost
+    assert values[0 if chosen is None else chosen.shape[1]] == pytest.approx(max(values.values()), abs=1e-9)
+
+
+def test_what_grew_as_large_as_pays_is_not_judged_again() -> None:
+    step = step_of(STEEP, head=HeadCosts(0.1, {1: 0.1}))
+    step.grow(log_q(0.9, 0.05), 1, 0)
+    step.grown()
+    grown = Proposal(DraftTree.chain(5, (6,)), log_q=np.log(np.array([1, 0.9])))
+    assert step.choose([grown]) == [grown]
+
+
 def test_where_nothing_pays_a_draft_is_tried_ever_more_rarely_and_comes_back() -> None:
     policy = policy_of(STEEP, HeadCosts(20.0, {1: 20.0}))
     tree = Proposal(DraftTree(np_to(7, 8), np_to(-1, 0)), log_q=np.array([0.0, np.log(0.3)]))

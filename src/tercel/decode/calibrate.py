@@ -121,7 +121,7 @@ def measure_costs(
     if head is not None:
         pieces = HeadContext(head, near)
         works |= {("keep up", 1, 1): lambda: (pieces.commit(), pieces.first_level())}
-        works |= {("level", 1, n): _level(pieces, n) for n in LEVELS}
+        works |= {("level", 1, n): pieces.level(n, LEVEL) for n in LEVELS}
     taken = time_in_turn(works, target.device, patience, progress)
     ms = {work: sorted(values)[len(values) // 4] for work, values in taken.items()}
     steady = [min(values) / statistics.median(values) for values in taken.values()]
@@ -165,11 +165,6 @@ def _forward(context: Context, nodes: int, capture: Sequence[int]) -> Piece:
     """With the output layer, and the choice of tokens that verification makes."""
     forward, target = context.forward(nodes, capture), context.target
     return lambda: best_tokens(target.logits(forward().hidden))
-
-
-def _level(pieces: HeadContext, nodes: int) -> Piece:
-    level = pieces.level(nodes, LEVEL)
-    return lambda: level().topk(min(10, pieces.head.config.draft_vocab_size))
 
 
 def _key(target: TargetModel, head: HeadProposer | None, slots: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ UNKNOWN = 0.5  # before anything is seen, of the first sibling where no `q` is t
 MEMORY = 4000.0  # outcomes of a bin, beyond which older ones fade
 BLIND_MEMORY = 200.0  # the same where no `q` is told: one text has what another lacks
 EVERY = 16  # outcomes between two fits
+_LEAST, _MOST = -np.log1p(np.exp(-KNOTS[[0, -1]]))  # log q at the ends of the bins
 
 
 class Chances:
@@ -60,12 +61,13 @@ class Chances:
             return
         logits = _logit(log_q)
         bins = np.rint((logits - KNOTS[0]) / (KNOTS[1] - KNOTS[0])).astype(int)
-        where = (np.full(len(log_q), int(sampled)), np.minimum(depths, DEPTHS) - 1, bins)
-        np.add.at(self.seen, where, 1.0)
-        np.add.at(self.hit, where, accepted)
-        np.add.at(self.at, where, logits)
+        where = (np.minimum(depths, DEPTHS) - 1) * len(KNOTS) + bins
+        for table, values in ((self.seen, None), (self.hit, accepted), (self.at, logits)):
+            news = np.bincount(where, values, DEPTHS * len(KNOTS))
+            table[int(sampled)] += news.reshape(DEPTHS, -1)
+        fading = np.maximum(1.0, self.seen / MEMORY)
         for table in (self.hit, self.at, self.seen):
-            table /= np.maximum(1.0, self.seen / MEMORY)
+            table /= fading
         self._news += len(log_q)
         if self._news >= EVERY:
             self._curves, self._news = {}, 0
@@ -122,8 +124,8 @@ def expected_calibration_error(chances: Sequence[float] | Floats, accepted: Sequ
 
 
 def _logit(log_q: Floats) -> Floats:
-    q = np.exp(np.minimum(np.nan_to_num(log_q, nan=-1e3, neginf=-1e3), 0.0))
-    return np.clip(np.log(np.maximum(q, 1e-9)) - np.log(np.maximum(1 - q, 1e-9)), KNOTS[0], KNOTS[-1])
+    log_q = np.fmin(np.fmax(log_q, _LEAST), _MOST)  # which take the other one of a NaN
+    return log_q - np.log1p(-np.exp(log_q))
 
 
 def _chance(logits: Floats) -> Floats:

@@ -60,6 +60,11 @@ class StepCosts:
 
     def forward_ms(self, rows: int, nodes: Floats, context: int) -> Floats:
         """Of blocks of so many `nodes`."""
+        near, each = self.near_and_each(rows, nodes)
+        return near + max(0, context - self.context) * each
+
+    def near_and_each(self, rows: int, nodes: Floats) -> tuple[Floats, Floats]:
+        """The same behind `self.context` tokens, and what each further token of context adds."""
         if self.widths:
             run = np.asarray(self.widths, float)
             place = np.searchsorted(run, nodes)
@@ -74,13 +79,15 @@ class StepCosts:
                 low, high = self._rows[after - 1], self._rows[after]
                 share = (rows - low) / (high - low)
                 base = (1 - share) * self._behind_little(low, nodes) + share * base
-        if not self.per_token:
-            return base
-        return base + rows * max(0, context - self.context) * _between(*self._per_token, nodes)
+        return base, rows * _between(*self._per_token, nodes) if self.per_token else np.zeros_like(base)
 
     def level_ms(self, nodes: float) -> float:
         """Of a head's level of so many nodes; 0 without a head."""
-        return 0.0 if self.head is None else float(_between(*self._levels, np.array([nodes]))[0])
+        if self.head is None:
+            return 0.0
+        if nodes not in self._known_levels:
+            self._known_levels[nodes] = float(_between(*self._levels, np.array([nodes]))[0])
+        return self._known_levels[nodes]
 
     @cached_property
     def _rows(self) -> list[int]:
@@ -90,6 +97,10 @@ class StepCosts:
     def _curves(self) -> dict[int, tuple[Floats, Floats]]:
         """By rows: nodes and costs."""
         return {rows: _rising(self.forward[rows]) for rows in self._rows}
+
+    @cached_property
+    def _known_levels(self) -> dict[float, float]:
+        return {}
 
     @cached_property
     def _per_token(self) -> tuple[Floats, Floats]:
@@ -168,14 +179,19 @@ class LiveCosts:
         self.overall = 0.0  # logarithms of measured over tabled
         self.by_width = np.zeros(len(self.WIDTHS))
         self.steps = 0
+        self._tabled: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}  # by rows, most nodes
         self._drafting = 0.0  # logarithm, of the head's costs; without a head milliseconds
         self._drafted = 0
 
     def forward_ms(self, rows: int, most: int, context: int) -> Floats:
         """Of 1 … `most` nodes; never falling."""
-        nodes = np.arange(1, most + 1, dtype=float)
-        wrong = np.interp(np.log2(rows * nodes), self.WIDTHS, self.by_width)
-        return np.maximum.accumulate(self.table.forward_ms(rows, nodes, context) * np.exp(self.overall + wrong))
+        if (rows, most) not in self._tabled:
+            nodes = np.arange(1, most + 1, dtype=float)
+            self._tabled[rows, most] = (np.log2(rows * nodes), *self.table.near_and_each(rows, nodes))
+        places, near, each = self._tabled[rows, most]
+        wrong = np.interp(places, self.WIDTHS, self.by_width)
+        tabled = near + max(0, context - self.table.context) * each
+        return np.maximum.accumulate(tabled * np.exp(self.overall + wrong))
 
     def saw_forward(self, rows: int, nodes: int, context: int, ms: float) -> None:
         """A step's forward took so long."""

@@ -16,25 +16,23 @@ from torch import Tensor
 from tercel.errors import TercelError
 
 
-@dataclass(frozen=True, eq=False)
 class DraftTree:
     """Drafted tokens hanging from the last committed token.
 
-    tokens: long [N]; entry 0 is the last committed token.
-    parents: long [N]; -1 for the root, else an index smaller than the node's own.
+    tokens: [N]; entry 0 is the last committed token.
+    parents: [N]; -1 for the root, else an index smaller than the node's own.
 
     Siblings are ordered by index. Raises `TercelError` if the parents are no such tree.
     """
 
-    tokens: Tensor
-    parents: Tensor
-
-    def __post_init__(self) -> None:
-        if self.tokens.ndim != 1 or self.tokens.shape != self.parents.shape or not len(self.tokens):
+    def __init__(self, tokens: Tensor | Sequence[int], parents: Tensor | Sequence[int]) -> None:
+        shapes = tuple(tuple(part.shape) if isinstance(part, Tensor) else (len(part),) for part in (tokens, parents))
+        if shapes[0] != shapes[1] or len(shapes[0]) != 1 or not shapes[0][0]:
             raise TercelError(
-                f"a draft tree needs one parent per token, but tokens have shape {tuple(self.tokens.shape)} "
-                f"and parents {tuple(self.parents.shape)}"
+                f"a draft tree needs one parent per token, but tokens have shape {shapes[0]} and parents {shapes[1]}"
             )
+        self.token_list: list[int] = _numbers(tokens)
+        self.parent_list: list[int] = _numbers(parents)
         for node, parent in enumerate(self.parent_list):
             if parent >= node or parent < min(node - 1, 0):
                 raise TercelError(
@@ -48,7 +46,7 @@ class DraftTree:
     @classmethod
     def chain(cls, root: int, tokens: Sequence[int]) -> DraftTree:
         """One path from `root` through `tokens`."""
-        return cls(torch.tensor([root, *tokens]), torch.arange(-1, len(tokens)))
+        return cls([root, *tokens], range(-1, len(tokens)))
 
     @classmethod
     def root_only(cls, root: int) -> DraftTree:
@@ -56,12 +54,14 @@ class DraftTree:
         return cls.chain(root, ())
 
     @cached_property
-    def token_list(self) -> list[int]:
-        return self.tokens.tolist()
+    def tokens(self) -> Tensor:
+        """Long [N]."""
+        return torch.tensor(self.token_list)
 
     @cached_property
-    def parent_list(self) -> list[int]:
-        return self.parents.tolist()
+    def parents(self) -> Tensor:
+        """Long [N]."""
+        return torch.tensor(self.parent_list)
 
     @cached_property
     def _children(self) -> list[list[int]]:
@@ -70,9 +70,9 @@ class DraftTree:
             children[parent].append(node)
         return children
 
-    def children(self, node: int) -> tuple[int, ...]:
-        """The node's children, ascending."""
-        return tuple(self._children[node])
+    def children(self, node: int) -> Sequence[int]:
+        """The node's children, ascending; not to be changed."""
+        return self._children[node]
 
     def child(self, node: int, token: int) -> int | None:
         """The first child of the node that holds the token; None if there is none."""
@@ -80,29 +80,30 @@ class DraftTree:
 
     @cached_property
     def depth_list(self) -> list[int]:
-        """Distance of every node from the root."""
+        """Distance of every node from the root: the target position is the root's plus this."""
         depths = [0] * len(self)
         for node, parent in enumerate(self.parent_list[1:], start=1):
             depths[node] = depths[parent] + 1
         return depths
 
-    @property
-    def depths(self) -> Tensor:
-        """The same, long [N]: the target position is the root's plus this."""
-        return torch.tensor(self.depth_list, device=self.tokens.device)
-
     def only(self, nodes: Sequence[int]) -> DraftTree:
         """The tree of these nodes, ascending: the root, and none without its parent."""
         numbers = {node: number for number, node in enumerate(nodes)} | {-1: -1}
         parents = [numbers[self.parent_list[node]] for node in nodes]
-        return DraftTree(torch.tensor([self.token_list[node] for node in nodes]), torch.tensor(parents))
+        return DraftTree([self.token_list[node] for node in nodes], parents)
 
     def ancestor_mask(self) -> Tensor:
         """Who sees whom, bool [N, N]: row `i` is true at `i` and at its ancestors."""
-        mask = np.eye(len(self), dtype=bool)
-        for node, parent in enumerate(self.parent_list[1:], start=1):
-            mask[node] |= mask[parent]
-        return torch.from_numpy(mask).to(self.tokens.device)
+        seen, width = [0] * (len(self) + 1), -(-len(self) // 8)  # a row is a number, its bits the nodes; [-1]: no one's
+        for node, parent in enumerate(self.parent_list):
+            seen[node] = seen[parent] | 1 << node
+        rows = b"".join(row.to_bytes(width, "little") for row in seen[:-1])
+        bits = np.unpackbits(np.frombuffer(rows, np.uint8).reshape(-1, width), axis=1, bitorder="little")
+        return torch.from_numpy(bits[:, : len(self)].view(bool))
+
+
+def _numbers(values: Tensor | Sequence[int]) -> list[int]:
+    return values.tolist() if isinstance(values, Tensor) else list(values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,9 +120,11 @@ class HeadState(ABC):
         every = torch.arange(width, device=tokens.device).expand(rows, -1)
         return self._write(self.embed(tokens), hidden, positions, ancestors, every, None)
 
-    def log_q(self, output: Tensor) -> Tensor:
-        """Outputs `[.., H]` to the draft's log-probabilities `[.., W]`."""
-        return torch.log_softmax(self._logits(output), -1)
+    def best(self, output: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """What is likeliest after outputs `[.., H]`, `count` drafts or as many as there are, the likeliest first:
+        logarithms of the draft's probabilities, and places in its vocabulary, `[.., count]` each."""
+        log_q, places = torch.log_softmax(self._logits(output), -1).topk(min(count, self.head.config.draft_vocab_size))
+        return log_q, places
 
     def _known(self, positions: Tensor) -> Tensor:
         """Entries past the head's last position keep that one: nothing is drafted from them."""

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -205,14 +206,15 @@ class DecodingLoop:
     def _run_trees(self, trees: Sequence[DraftTree], nodes: int) -> TargetOutput:
         """One forward over every row's tree, `nodes` wide; what a tree lacks are nodes that see only themselves."""
         # tokens, positions and masks travel together: one copy to the device a step
-        packed = torch.zeros(len(trees), nodes, 2 + nodes, dtype=torch.long)
-        packed[:, :, 2:] = torch.eye(nodes, dtype=torch.long)
-        for row, (tree, start) in enumerate(zip(trees, self._cache.lengths, strict=False)):
+        packed = np.zeros((len(trees), nodes, 2 + nodes), np.int64)
+        packed[:, :, 2:] = np.eye(nodes, dtype=np.int64)
+        for own, tree, start in zip(packed, trees, self._cache.lengths, strict=False):
             n = len(tree)
-            packed[row, :n, 0], packed[row, :n, 2 : 2 + n] = tree.tokens, tree.ancestor_mask()
-            packed[row, :, 1] = start  # the root's position is the cache's length
-            packed[row, :n, 1] += tree.depths
-        there = to_device(packed, self.target.device)
+            own[:n, 0] = tree.token_list
+            own[:n, 1] = tree.depth_list
+            own[:, 1] += start  # the root's position is the cache's length
+            own[:n, 2 : 2 + n] = tree.ancestor_mask().numpy()
+        there = to_device(torch.from_numpy(packed), self.target.device)
         tokens, positions = there[:, :, 0].contiguous(), there[:, :, 1].contiguous()
         seen, layers = there[:, :, 2:] > 0, self.proposer.feature_layers
         return self.target.forward(tokens, positions, self._cache, seen, layers, range(len(trees)))

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from tercel.decode.head_proposer import HeadProposer
 from tercel.draft.alignment import token_in
+from tercel.draft.shape import WIDEST
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.prefill import Prompt, run_chunk
 from tercel.target_model.protocol import RowCache, TargetModel
 
+CHILDREN = WIDEST.top_k
 COMMITTED = 2  # tokens that a step yields, about: what a head takes in at once
 Piece = Callable[[], object]
 OnTokens = Callable[[int], None]
@@ -76,20 +77,20 @@ class HeadContext:
         self.state.cache.lengths[0] = self.held  # to be written over by the next run
 
     @torch.no_grad()
-    def first_level(self) -> Tensor:
-        """But the output layer over what `commit` gave."""
-        return self.state.log_q(self.state.output)
+    def first_level(self) -> object:
+        """But the output layer over what `commit` gave, and the choice of the likeliest."""
+        return self.state.best(self.state.output, CHILDREN)
 
-    def level(self, nodes: int, depth: int) -> Callable[[], Tensor]:
+    def level(self, nodes: int, depth: int) -> Piece:
         """The level below `depth`, of `nodes` nodes, each with one ancestor in every level above."""
         device = self.state.output.device
         tokens_1K = torch.tensor([[*self.context.tokens[:1]] * nodes], device=device)
         ancestors_1KD = torch.eye(nodes, dtype=torch.bool, device=device).repeat(1, depth)[None]
 
         @torch.no_grad()
-        def run() -> Tensor:
+        def run() -> object:
             fed_1KH = self.head.feedback(self.state.output)[:, None].expand(-1, nodes, -1)
-            return self.state.log_q(self.state.draft_level(tokens_1K, fed_1KH, ancestors_1KD, depth))
+            return self.state.best(self.state.draft_level(tokens_1K, fed_1KH, ancestors_1KD, depth), CHILDREN)
 
         return run
 

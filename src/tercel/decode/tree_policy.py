@@ -22,6 +22,7 @@ import numpy as np
 
 from tercel.decode.chances import Chances, Ints
 from tercel.decode.costs import LiveCosts
+from tercel.decode.draft_tree import DraftTree
 from tercel.decode.rising import Floats
 from tercel.decode.types import Committed, Proposal
 
@@ -76,7 +77,8 @@ class TreePolicy:
     def met_children(self, depth: int, chances_NC: Floats) -> None:
         """Nodes at `depth` have children of such chances, the likeliest first."""
         found = chances_NC[:, :LOOKED_AT].mean(0)
-        self._children[min(depth, 15), : len(found)] += MEMORY * (found - self._children[min(depth, 15), : len(found)])
+        known = self.children(depth)[: len(found)]
+        known += MEMORY * (found - known)
 
 
 @dataclass
@@ -98,8 +100,14 @@ class Step:
         self.price = self.policy.price(float(self.curve[0])) * rows  # tokens of all rows for a millisecond
         self.levels = 0.0  # costs of the head's levels so far, by the table
         self.nodes, self.drafted = 1, False
-        self._paths: list[Floats] = []  # [B, P*C] a level: chances of whole paths
+        self._charged = self.price * (self.curve - self.curve[0])  # tokens, by drafted nodes
+        self._dearer = float(np.diff(self._charged).min(initial=np.inf)) / rows  # that the cheapest further node costs
+        regimes = {regime: [row for row, own in enumerate(self.sampled) if own == regime] for regime in (False, True)}
+        self._regimes = {regime: members for regime, members in regimes.items() if members}
         self._fed = np.ones((rows, 1))
+        self._paths: list[Floats] = []  # [B, P*C] a level: chances of whole paths
+        self._best = np.zeros((rows, 0))  # of whole paths, negative: the likeliest so far, first
+        self._sized = False  # whether the drafts grew as large as pays
 
     @property
     def rows(self) -> int:
@@ -112,15 +120,16 @@ class Step:
 
         Returns which of the P*C of each row are to be fed next `[B, K]`, at most `widest`; None where no level pays.
         """
-        rows = zip(log_q_BPC, self.sampled, strict=True)
-        chances = np.stack([self.policy.chances.of(log_q_PC, depth, sampled) for log_q_PC, sampled in rows])
+        chances = self._chances(log_q_BPC, depth)
         self.policy.met_children(depth - 1, chances.reshape(-1, chances.shape[-1]))
         paths = (self._fed[..., None] * chances).reshape(self.rows, -1)
         self._paths.append(paths)
         if not widest:
             return None
-        order = np.argsort(-paths, axis=1, kind="stable")[:, : min(widest, self.policy.most - 1)]
-        best = np.take_along_axis(paths, order, 1)
+        order = (-paths).argsort(1, kind="stable")
+        ordered = np.take_along_axis(paths, order, 1)
+        self._best = np.sort(np.concatenate([self._best, -ordered[:, : self.policy.most]], 1), 1)[:, : self.policy.most]
+        best = ordered[:, : min(widest, self.policy.most - 1)]
         width = self._next_width(best, depth)
         if not width:
             return None
@@ -128,61 +137,71 @@ class Step:
         self._fed = best[:, :width]
         return order[:, :width]
 
+    def _chances(self, log_q_BPC: Floats, depth: int) -> Floats:
+        """That children are accepted if their parents are."""
+        of, regimes = self.policy.chances.of, self._regimes
+        if len(regimes) == 1:
+            return of(log_q_BPC, depth, *regimes)
+        chances = np.empty_like(log_q_BPC)
+        for sampled, rows in regimes.items():
+            chances[rows] = of(log_q_BPC[rows], depth, sampled)
+        return chances
+
     def _next_width(self, best_BK: Floats, depth: int) -> int:
         """How many of the best nodes of this level are worth being fed; 0 if none.
 
         A level is worth what the tree is with the children that it should bring, beyond what it is without them."""
-        known = np.concatenate(self._paths, 1)
-        worth = self.worth(known)
-        children = self.policy.children(depth)
-        width, best_width = 1, 0
-        while True:
-            width = min(width, best_BK.shape[1])
-            hoped = (best_BK[:, :width, None] * children).reshape(self.rows, -1)
-            with_level = self.worth(np.concatenate([known, hoped], 1))
-            with_level -= self.price * self.policy.costs.level_ms(self.rows * width)
-            if with_level > worth:
-                worth, best_width = with_level, width
-            if width == best_BK.shape[1] or best_BK[:, width].max() * children[0] < self._node_price():
-                return best_width
-            width *= 2
-
-    def _node_price(self) -> float:
-        """Tokens a row that the cheapest further node costs."""
-        steps = np.diff(self.curve)
-        return float(steps.min(initial=np.inf)) * self.price / self.rows
+        children, most = self.policy.children(depth), best_BK.shape[1]
+        pays = best_BK.max(0) * children[0] >= self._dearer  # a node's likeliest child
+        widths = [1]
+        while widths[-1] < most and pays[widths[-1]]:
+            widths.append(min(2 * widths[-1], most))
+        hoped = -(best_BK[:, : widths[-1], None] * children).reshape(self.rows, -1)
+        wide = np.repeat(np.arange(widths[-1]), len(children))
+        with_level = np.where(wide < np.array(widths)[:, None, None], hoped, 0.0)  # [W, B, ..]
+        known = np.broadcast_to(self._best, (len(widths), *self._best.shape))
+        worth = self._values(np.sort(np.concatenate([known, with_level], -1), -1)).max(-1)
+        worth -= [self.price * self.policy.costs.level_ms(self.rows * width) for width in widths]
+        place = int(worth.argmax())
+        return widths[place] if worth[place] > self._values(self._best).max() else 0
 
     # -- what is verified
 
     def worth(self, paths_BM: Floats) -> float:
         """What the best choice among nodes of such chances is worth."""
-        return float(self._values(paths_BM).max())
+        return float(self._values(np.sort(-paths_BM, 1)).max())
 
     def size(self, paths_BM: Floats) -> int:
         """How many nodes of every row are to be verified, roots included: the likeliest ones."""
-        return 1 + max(int(self._values(paths_BM).argmax()), int(self.probe and paths_BM.shape[1] > 0))
+        nodes = int(self._values(np.sort(-paths_BM, 1)).argmax())
+        return 1 + max(nodes, int(self.probe and paths_BM.shape[1] > 0))
 
-    def _values(self, paths_BM: Floats) -> Floats:
-        """By number of drafted nodes, from none on."""
-        most = min(paths_BM.shape[1], len(self.curve) - 1)
-        if not most:
-            return np.zeros(1)
-        likeliest = -np.sort(-paths_BM, axis=1)[:, :most].sum(0)
-        gained = np.concatenate([[0.0], np.cumsum(likeliest)])
-        return gained - self.price * (self.curve[: most + 1] - self.curve[0])
+    def _values(self, sorted_BM: Floats) -> Floats:
+        """By number of drafted nodes, from none on, of negative chances `[.., B, M]`, the likeliest first."""
+        most = min(sorted_BM.shape[-1], len(self._charged) - 1)
+        values = np.zeros((*sorted_BM.shape[:-2], most + 1))
+        np.cumsum(-sorted_BM[..., :most].sum(-2), -1, out=values[..., 1:])
+        values -= self._charged[: most + 1]
+        return values
 
-    def grown(self) -> tuple[Floats, int]:
-        """Of what grew: chances `[B, M]`, level by level, and how many nodes are to be verified."""
+    def grown(self, within: Sequence[int] | None = None) -> tuple[Floats, int]:
+        """Of what grew: chances `[B, M]`, level by level, and how many nodes are to be verified. within: how many of
+        its first nodes each row may have, if not all."""
+        self._sized = True
         paths = np.concatenate(self._paths, 1)
+        for row, count in enumerate(within or ()):
+            paths[row, count:] = 0.0
         return paths, self.size(paths)
 
     def chain_depth(self, most: int) -> int:
         """How many tokens are to be drafted one after another where nothing may be told of them before."""
-        each = np.array([[self.policy.chances.blind(d, 0, s) for d in range(1, most + 1)] for s in self.sampled])
+        each = np.empty((self.rows, most))
+        for sampled, rows in self._regimes.items():
+            each[rows] = [self.policy.chances.blind(depth, 0, sampled) for depth in range(1, most + 1)]
         levels = self.policy.costs.level_ms(self.rows) * np.arange(most)
         paths = np.cumprod(each, 1)
         most = min(most, len(self.curve) - 1)
-        values = np.cumsum(paths[:, :most].sum(0)) - self.price * (self.curve[1 : most + 1] - self.curve[0])
+        values = np.cumsum(paths[:, :most].sum(0)) - self._charged[1 : most + 1]
         values -= self.price * levels[:most]
         depth = int(values.argmax()) + 1 if most else 0
         depth = depth if depth and values[depth - 1] > 0 else int(self.probe)
@@ -190,10 +209,9 @@ class Step:
         return depth
 
     def choose(self, proposals: Sequence[Proposal]) -> list[Proposal]:
-        """What of the proposals is to be verified. Drafts that were drawn stay as they are: how long they may be was
-        said before, without a look at them."""
-        judged = [p for p in proposals if p.distributions is None]
-        if judged:
+        """What of the proposals is to be verified. What grew as large as pays stays as it is, as do drafts that were
+        drawn: how long they may be was said before, without a look at them."""
+        if not self._sized and any(p.distributions is None for p in proposals):
             paths = [self._path_chances(p, s) for p, s in zip(proposals, self.sampled, strict=True)]
             table = np.zeros((self.rows, max(map(len, paths)) - 1))
             for row, chances in enumerate(paths):
@@ -209,21 +227,20 @@ class Step:
     def _path_chances(self, proposal: Proposal, sampled: bool) -> Floats:
         """Of every node of a tree that all of its path is accepted; the root's is 1."""
         tree, chances = proposal.tree, self.policy.chances
-        depths, parents = tree.depth_list, tree.parent_list
-        paths = np.ones(len(tree))
+        depths, paths = tree.depth_list, [1.0] * len(tree)
         if proposal.log_q is None:
-            for node in range(1, len(tree)):
-                place = tree.children(parents[node]).index(node)
-                paths[node] = paths[parents[node]] * chances.blind(depths[node], place, sampled)
-            return paths
-        own = np.ones(len(tree))
-        log_q, levels = proposal.log_q, np.array(depths)
+            for node in range(len(tree)):
+                for place, child in enumerate(tree.children(node)):
+                    paths[child] = paths[node] * chances.blind(depths[child], place, sampled)
+            return np.array(paths)
+        log_q, levels, own = proposal.log_q, np.array(depths), np.ones(len(tree))
         for depth in range(1, max(depths) + 1):
             at = levels == depth
             own[at] = chances.of(log_q[at], depth, sampled)
-        for node in range(1, len(tree)):
-            paths[node] = paths[parents[node]] * own[node]
-        return paths
+        for node, (parent, chance) in enumerate(zip(tree.parent_list, own.tolist(), strict=True)):
+            if node:
+                paths[node] = paths[parent] * chance
+        return np.array(paths)
 
     # -- what came of it
 
@@ -231,8 +248,9 @@ class Step:
         """The drafts of `rows` of this step, and what was committed."""
         if not rows:
             return
-        for row, proposal, known in zip(rows, proposals, committed, strict=True):
-            self._learn(proposal, known.tokens, self.sampled[row])
+        for sampled in self._regimes:
+            own = [place for place, row in enumerate(rows) if self.sampled[row] == sampled]
+            self._learn([(proposals[place], committed[place].tokens) for place in own], sampled)
         tokens = sum(len(known.tokens) for known in committed) / len(rows)
         spent = self.curve[self.nodes - 1]
         if self.drafted:
@@ -240,24 +258,36 @@ class Step:
             self.policy.drafted(tokens - float(spent / self.curve[0]))
         self.policy.ended(tokens, float(spent / self.curve[0]))
 
-    def _learn(self, proposal: Proposal, tokens: Sequence[int], sampled: bool) -> None:
-        """Every child of every node on the accepted path was accepted or not."""
-        tree, nodes, hits = proposal.tree, list[int](), list[bool]()
-        node: int | None = 0
-        for token in tokens:
-            assert node is not None
-            accepted = tree.child(node, token)
-            for child in tree.children(node):
-                nodes.append(child)
-                hits.append(child == accepted)
-            node = accepted
-            if node is None:
-                break
-        chances, depths = self.policy.chances, tree.depth_list
-        if proposal.log_q is not None:
-            where: Ints = np.array([depths[n] for n in nodes], dtype=np.int64)
-            chances.learn(proposal.log_q[nodes], where, np.array(hits, dtype=bool), sampled)
-            return
-        for node, hit in zip(nodes, hits, strict=True):
-            place = tree.children(tree.parent_list[node]).index(node)
-            chances.learn_blind(depths[node], place, hit, sampled)
+    def _learn(self, outcomes: Sequence[tuple[Proposal, Sequence[int]]], sampled: bool) -> None:
+        """Every child of every node on an accepted path was accepted or not."""
+        log_q, depths, hits = list[Floats](), list[int](), list[bool]()
+        for proposal, tokens in outcomes:
+            nodes, right = _judged(proposal.tree, tokens)
+            levels = [proposal.tree.depth_list[node] for node in nodes]
+            if proposal.log_q is not None:
+                log_q.append(proposal.log_q[nodes])
+                depths += levels
+                hits += right
+                continue
+            for node, depth, hit in zip(nodes, levels, right, strict=True):
+                place = proposal.tree.children(proposal.tree.parent_list[node]).index(node)
+                self.policy.chances.learn_blind(depth, place, hit, sampled)
+        if hits:
+            where: Ints = np.array(depths, dtype=np.int64)
+            self.policy.chances.learn(np.concatenate(log_q), where, np.array(hits, dtype=bool), sampled)
+
+
+def _judged(tree: DraftTree, tokens: Sequence[int]) -> tuple[list[int], list[bool]]:
+    """The children of all nodes on the path that `tokens` took, and whether each was on it."""
+    nodes, hits = list[int](), list[bool]()
+    node: int | None = 0
+    for token in tokens:
+        assert node is not None
+        accepted = tree.child(node, token)
+        children = tree.children(node)
+        nodes += children
+        hits += [child == accepted for child in children]
+        node = accepted
+        if node is None:
+            break
+    return nodes, hits
