@@ -74,6 +74,38 @@ def test_a_path_of_a_tree_is_what_its_tokens_give_one_by_one(
             assert torch.equal(target.logits(alone.hidden)[:, 0], logits[:, place]), (length, at)
 
 
+def test_the_same_bits_in_ragged_batches_across_chunks() -> None:
+    """A row's trees give what they give without the others, whatever the chunks that these lie in; also after rows
+    have grown into another chunk, and left."""
+    target = on_openvino(reference_of("llama", torch.bfloat16, max_position_embeddings=2048))
+    generator = torch.Generator().manual_seed(1)
+    lengths = [60, 1100, 379, 700]
+    batch = target.new_cache(len(lengths), 0)
+    alone = [target.new_cache(1, 0) for _ in lengths]
+    for row, length in enumerate(lengths):
+        prompt = torch.randint(4, VOCAB, (length,), generator=generator).tolist()
+        for cache, place in ((batch, row), (alone[row], 0)):
+            prefill(target, [prompt], cache, [place])
+    seen = tree_mask(PARENTS)
+    for step in range(3):
+        tokens = torch.randint(4, VOCAB, (len(lengths), len(PARENTS)), generator=generator)
+        positions = torch.tensor(batch.lengths)[:, None] + seen.sum(-1) - 1
+        together = target.forward(tokens, positions, batch, seen.expand(len(lengths), -1, -1), LAYERS)
+        logits = target.logits(together.hidden)
+        for row, cache in enumerate(alone):
+            own = slice(row, row + 1)
+            single = target.forward(tokens[own], positions[own], cache, seen[None], LAYERS)
+            ours, theirs = [together.hidden, *together.layers], [single.hidden, *single.layers]
+            assert all(torch.equal(one[row], other[0]) for one, other in zip(ours, theirs, strict=True)), (step, row)
+            assert torch.equal(target.logits(single.hidden)[0], logits[row]), (step, row)
+            cache.keep([PATH])
+        batch.keep([PATH] * len(lengths))
+        if step == 1:
+            stay = [3, 0, 2]
+            batch.select_rows(stay)
+            lengths, alone = [lengths[row] for row in stay], [alone[row] for row in stay]
+
+
 def test_every_token_has_a_slot_of_its_own_and_blocks_stay_in_their_chunk() -> None:
     slots = [slot(position) for position in range(4000)]
     assert all(one < other for one, other in itertools.pairwise(slots))

@@ -41,7 +41,8 @@ class CostAware(PassingOn):
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         self._see_forward()
         policy = self.policy
-        if policy.begin([not row.params.greedy for row in rows], max(len(row.tokens) for row in rows)):
+        context = sum(len(row.tokens) for row in rows) // len(rows)
+        if policy.begin([not row.params.greedy for row in rows], context):
             started = self._now()
             proposals = super().propose(rows)
             if self._clock is not None:

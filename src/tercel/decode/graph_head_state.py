@@ -80,7 +80,7 @@ class GraphHeadState(HeadState):
         entries = entries[..., :wanted, :]
         self._make_room(count, before + wanted)
         self._drafted[..., before : before + wanted, :] = entries
-        self.cache.hold(which, [entries])
+        self.cache.hold(which, [(range(count), [entries])])
         return output[:, :asking]
 
     def _make_room(self, rows: int, slots: int) -> None:

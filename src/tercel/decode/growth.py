@@ -112,7 +112,7 @@ class Sized:
         rows, children = len(tokens_BPC), tokens_BPC.shape[-1]
         first = sum(level.shape[1] for level in self._tokens)
         tokens: Ints = tokens_BPC.cpu().numpy().reshape(rows, -1)
-        log_q = log_q_BPC.double().cpu().numpy()
+        log_q = log_q_BPC.cpu().double().numpy()
         self._tokens.append(tokens)
         self._parents.append(self._at.repeat(children, 1))
         self._log_q.append(log_q.reshape(rows, -1))

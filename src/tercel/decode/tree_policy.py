@@ -85,8 +85,8 @@ class TreePolicy:
 class Step:
     """One step: who is in it, what it costs, and how its drafts grow.
 
-    sampled: by row, whether its tokens are drawn. context: tokens of the longest. probe: whether drafting has not paid,
-    so that a draft only looks how things are: it has a node at least, or nothing would ever be learned.
+    sampled: by row, whether its tokens are drawn. context: tokens of each, on average. probe: whether drafting has not
+    paid, so that a draft only looks how things are: it has a node at least, or nothing would ever be learned.
     """
 
     policy: TreePolicy

@@ -17,7 +17,7 @@ from tercel.memory import available_memory
 from tercel.target_model.backend_names import OPENVINO
 from tercel.target_model.masks import causal_block
 from tercel.target_model.openvino.artefacts import graph_folder, kept_graph
-from tercel.target_model.openvino.cache import SlotCache
+from tercel.target_model.openvino.cache import Run, SlotCache
 from tercel.target_model.openvino.graph import Layout, convert_decoder, convert_output, slot_axes
 from tercel.target_model.openvino.places import last_position, positions_of
 from tercel.target_model.openvino.runtime import CompiledGraph, bucket
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from tercel.target_model.model import Target
 
 Say = Callable[[str], None]
+ATTENDING = 5.0  # how many times as long a byte of the cache takes as one of the weights
 MOST = 4  # instances of a graph for sizes of their own
 OFTEN, SOON = 256, 8  # 1 to 2 s over 3 to 4 ms, or a dozen after another size; of one row where many are to come
 
 
 class OpenVinoBlocks:
-    """Trees, chains and padded prompts of many rows in one run of a graph.
+    """Trees, chains and padded prompts of many rows in few runs of a graph.
 
     One graph is held, which captures every layer that was ever asked for; so that the same graph, and with it the same
     bits, serves with and without drafts. capture: layers to begin with. keep: whether graphs are kept in the
@@ -58,7 +59,7 @@ class OpenVinoBlocks:
         self._soon = True  # but not for many rows, whose number changes
 
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
-        return SlotCache(self._layout, self._target.dtype, rows)
+        return SlotCache(self._layout, self._target.dtype, rows, self._run_in_slots)
 
     def forward(
         self,
@@ -74,29 +75,52 @@ class OpenVinoBlocks:
         if not set(capture) <= {*self._captured, target.num_layers}:
             self._build(capture)
         rows = range(len(own.lengths)) if rows is None else rows
-        count, wanted = tokens.shape
-        width, sizes = wanted, None
+        width, again = tokens.shape[1], block_mask is not None  # a step like many others
         if block_mask is None:
             block_mask = causal_block(width, tokens.device)
-        else:  # a step like many others
-            width = bucket(wanted, self.block_widths)
-            tokens, positions, block_mask = padded_block(tokens, positions, block_mask, width - wanted)
-            sizes = count, width
-        lengths = torch.tensor([own.lengths[row] for row in rows])
-        seen = block_mask.expand(count, -1, -1).contiguous()
-        past = own.past(rows)
-        places = positions_of(past[0].shape[2])
-        front = (self._embeddings(tokens), positions.contiguous(), lengths, seen, places)
-        states = [torch.empty(count, width, target.hidden_size, dtype=target.dtype) for _ in (0, *self._captured)]
-        block = [
-            torch.empty(len(group), count, heads, width, size, dtype=target.dtype)
+        else:
+            more = bucket(width, self.block_widths) - width
+            tokens, positions, block_mask = padded_block(tokens, positions, block_mask, more)
+        seen = block_mask.expand(len(rows), -1, -1)
+        states, runs = list[list[Tensor]](), own.runs(rows)
+        held: list[Run] = []
+        for places in runs:
+            part = [self._embeddings(tokens[places]), positions[places], seen[places]]
+            state, block = self._run(part, own, [rows[place] for place in places], again)
+            states.append(state)
+            held.append((places, [group[..., :width, :] for group in block]))
+        own.hold(rows, held)
+        every = [self._in_order(runs, parts)[:, :width] for parts in zip(*states, strict=True)]
+        captured = dict(zip((target.num_layers, *self._captured), every, strict=True))
+        return TargetOutput(captured[target.num_layers], tuple(captured[layer] for layer in capture))
+
+    def _run(
+        self, block: Sequence[Tensor], cache: SlotCache, rows: Sequence[int], again: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Embedded tokens, positions and mask of rows that run together; again: whether their sizes are expected once
+        more. Returns the last and the captured states, and keys and values a group."""
+        count, width = block[1].shape
+        past = cache.past(rows)
+        lengths, slots = torch.tensor([cache.lengths[row] for row in rows]), positions_of(past[0].shape[2])
+        embedded, positions, seen = (part.contiguous() for part in block)
+        dtype = self._target.dtype
+        states = [torch.empty(count, width, self._target.hidden_size, dtype=dtype) for _ in (0, *self._captured)]
+        own = [
+            torch.empty(len(group), count, heads, width, size, dtype=dtype)
             for (heads, size), group in self._layout.groups.items()
         ]
-        often = SOON if self._soon and count == 1 else OFTEN
-        self._graph.run([*front, *past], [*states, *block], sizes, often)
-        own.hold(rows, [part[..., :wanted, :] for part in block])
-        captured = dict(zip((target.num_layers, *self._captured), (state[:, :wanted] for state in states), strict=True))
-        return TargetOutput(captured[target.num_layers], tuple(captured[layer] for layer in capture))
+        sizes, often = (count, width) if again else None, SOON if self._soon and count == 1 else OFTEN
+        self._graph.run([embedded, positions, lengths, seen, slots, *past], [*states, *own], sizes, often)
+        return states, own
+
+    @staticmethod
+    def _in_order(runs: Sequence[Sequence[int]], parts: Sequence[Tensor]) -> Tensor:
+        """Rows of all runs `[B, ..]`, each at its place."""
+        order = [place for run in runs for place in run]
+        together = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        if order == list(range(len(order))):
+            return together
+        return together[torch.tensor(order).argsort()]
 
     def prefill_chunk(
         self,
@@ -123,12 +147,22 @@ class OpenVinoBlocks:
         self._captured = tuple(layers)
 
     @property
+    def _run_in_slots(self) -> float:
+        """How many slots' attention takes as long as another run, which reads all weights."""
+        slot = sum(heads * size for heads, size in self._layout.shapes) * self._target.dtype.itemsize
+        return self._weights / (ATTENDING * slot)
+
+    @property
+    def _weights(self) -> int:
+        """Bytes."""
+        return sum(p.numel() * p.element_size() for p in self._target.stock.decoder.parameters())
+
+    @property
     def _spare(self) -> int:
         """How many more times the weights may be held, as they are stored and as kernels want them: in a fifth of the
         memory that is left."""
-        weights = 2 * sum(p.numel() * p.element_size() for p in self._target.stock.decoder.parameters())
         left = available_memory(self._target.device)
-        return 0 if left is None else min(MOST, left // 5 // max(1, weights))
+        return 0 if left is None else min(MOST, left // 5 // max(1, 2 * self._weights))
 
 
 class OpenVinoOutput:

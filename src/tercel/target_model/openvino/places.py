@@ -37,6 +37,13 @@ def slot(position: int) -> int:
     return first + position - start
 
 
+def chunk_of(length: int) -> int:
+    """The first slot of the chunk of the token that comes after `length` tokens: a block of its own has the same sums
+    behind any number of slots of that chunk."""
+    return _chunk(length)[0]
+
+
+@cache
 def slots_before(length: int) -> int:
     """How many slots a block sees that comes after `length` tokens: a whole number of steps, all in the chunk in which
     the block's first token will lie, once committed."""
