@@ -21,7 +21,7 @@ class Prepared:
     """chats: those that can be learned from, cut; counts int64 `[V]`: how often each token is supervised in training.
     warnings: what speaks against the head; plan: the optimizer steps, as indices of `data.train`."""
 
-    chats: list[TokenizedChat]
+    chats: Sequence[TokenizedChat]
     data: Split
     counts: Tensor
     head: Eagle3Head
