@@ -70,8 +70,12 @@ class World:
 
     @property
     def features(self) -> Path:
-        """The feature cache of that run."""
+        """What the target gives for the data of that run; `featured` is the output of a run that read it there."""
         return self.path / "features"
+
+    @property
+    def featured(self) -> Path:
+        return self.path / "featured"
 
     @property
     def begun(self) -> Path:
@@ -126,7 +130,10 @@ def _make(world: World) -> None:
         "--max-new-tokens",
         "16",
     )
-    _run(*world.training(str(world.done), "--feature-cache", str(world.features)))
+    _run(*world.training(str(world.done)))
+    made = ["features", str(world.target), "--data", str(world.answers), "--out", str(world.features)]
+    _run(*made, "--dtype", "float32")
+    _run(*world.training(str(world.featured), "--features", str(world.features)))
     for name in ("config.json", "model.safetensors", "tercel.json", "README.md"):
         world.head.mkdir(exist_ok=True)
         (world.head / name).write_bytes((world.done / name).read_bytes())

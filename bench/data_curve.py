@@ -35,6 +35,7 @@ from tercel.target_model.protocol import TargetModel
 from tercel.train.acceptance import simulate
 from tercel.train.batches import plan_batches, plan_steps, split, usable
 from tercel.train.config import TrainConfig
+from tercel.train.feature_store import FeatureStore
 from tercel.train.features import FeatureSupply
 from tercel.train.loop import EVAL_BATCH_TOKENS, train
 
@@ -68,7 +69,7 @@ class Series:
     def measure(self, axis: str, part: int, steps: int) -> Measured:
         """Train, or go on, and measure the last head."""
         chats, out = self._part(part), self.out / f"part-{part}-steps-{steps}"
-        summary = train(self.target, chats, self._config(chats, steps), out, feature_cache=self.features)
+        summary = train(self.target, chats, self._config(chats, steps), out, features=self.features)
         kept = self.out / f"{out.name}.json"
         if not kept.is_file():
             model = load_head(out / "last", dtype=self.target.dtype)
@@ -93,12 +94,13 @@ class Series:
         tokens = steps * self.config.batch_tokens * self.config.accumulate
         return replace(self.config, max_steps=steps, epochs=2 * math.ceil(tokens / max(1, sum(map(len, chats)))) + 1)
 
-    def _usable(self, chats: Sequence[TokenizedChat]) -> list[TokenizedChat]:
+    def _usable(self, chats: Sequence[TokenizedChat]) -> Sequence[TokenizedChat]:
         return usable(chats, min(self.config.max_length, self.target.context_length), self.target.vocab_size)
 
     def _tau(self, model: DraftModel) -> float:
         held_out = split(self._usable(self.chats), self.config.eval_share).held_out
-        supply = FeatureSupply(self.target, model.head, model.vocabulary, self.features)
+        store = None if self.features is None else FeatureStore(self.features)
+        supply = FeatureSupply(self.target, model.head, model.vocabulary, store)
         plan = plan_batches([len(chat) for chat in held_out], EVAL_BATCH_TOKENS, 1, 0)
         batches = (supply.batch([held_out[i] for i in indices]) for indices in plan)
         return simulate(model.head, batches, supply.to_draft, self.config.objective).tau
@@ -178,14 +180,14 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=[50, 100, 200, 400, 800], help="steps on all data")
     parser.add_argument("--ttt-steps", type=int, default=3)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--features", type=Path, help="folder of a feature cache, by default OUT/features")
+    parser.add_argument("--features", type=Path, help="what tercel features made of the data")
     parser.add_argument("--fit", action="store_true", help="only fit what is there")
     asked = parser.parse_args()
     if not asked.fit:
         target = Target.load(asked.target, dtype=torch.bfloat16)
         config = TrainConfig(ttt_steps=asked.ttt_steps, lr=asked.lr, eval_every=10**6, save_every=200)
         chats, _ = load_chats([asked.data], target.tokenizer, max_length=config.max_length)
-        series = Series(target, chats, config, asked.out, asked.features or asked.out / "features")
+        series = Series(target, chats, config, asked.out, asked.features)
         run_all(series, Sizes(asked.parts, asked.steps, asked.budgets))
     print("\n".join(report(asked.out)))
 

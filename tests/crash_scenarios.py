@@ -15,6 +15,9 @@ from tercel.file_set import CONFIG, MANIFEST, RECORD, WEIGHTS
 from tercel.interop.hub import save_pretrained
 from tercel.interop.proof import prove
 from tercel.measure.record import record
+from tercel.train.feature_store import MANIFEST as FEATURES
+from tercel.train.feature_store import FeatureStore
+from tercel.train.make_features import make_features
 from tercel.train.run_folder import RunFolder
 from tests.chat.echo import SETTINGS, TOKENIZER, Echo, asks, lines
 from tests.cli.running import everything
@@ -22,7 +25,8 @@ from tests.crashes import Scenario
 from tests.draft.heads_for_tests import tiny_draft, tiny_head
 from tests.interop.export_worlds import draft, export
 from tests.measure.test_record import entry
-from tests.train.test_loop import SMALL, run, same
+from tests.train.test_loop import CHATS, SMALL, run, same
+from tests.train.worlds import target_of
 
 SHORT = replace(SMALL, epochs=1, eval_every=1)
 OTHER = replace(SHORT, seed=1)
@@ -56,7 +60,7 @@ def run_is_whole(place: Path, whole: Path) -> None:
     assert now.keys() - laid == then.keys() - MINE.keys()
     assert all(now[name] == MINE[name] for name in laid)
     for name in then:
-        if name.startswith("cache") or Path(name).name in (CONFIG, WEIGHTS, RECORD, "README.md"):
+        if Path(name).name in (CONFIG, WEIGHTS, RECORD, "README.md"):
             assert now[name] == then[name], name
 
 
@@ -164,10 +168,28 @@ def result_is_there(place: Path, whole: Path) -> None:
     assert json.loads((place / "head" / RECORD).read_text())["measured"]["decoding"] == [entry().to_json()]
 
 
+def make(place: Path) -> None:
+    target, settings = target_of(dtype=torch.bfloat16), {"max_length": SHORT.max_length}
+    make_features(target, CHATS, SHORT.feature_layers, place / "features", **settings)
+
+
+def features_are_whole(place: Path) -> None:
+    if (place / "features" / FEATURES).exists():
+        store = FeatureStore(place / "features")
+        assert store.damaged == []
+        for chat in CHATS:
+            if chat in store:
+                store.read(chat, torch.bfloat16)
+
+
+def all_features(place: Path, whole: Path) -> None:
+    assert everything(place) == everything(whole)
+
+
 SCENARIOS = {
     "train": Scenario(
         lambda place: None,
-        lambda place: run(place / "run", SHORT, feature_cache=place / "cache"),
+        lambda place: run(place / "run", SHORT),
         best_head_is_there,
         run_is_whole,
     ),
@@ -189,5 +211,6 @@ SCENARIOS = {
         lambda place: load_head(place / "head"),
         result_is_there,
     ),
+    "features": Scenario(lambda place: None, make, features_are_whole, all_features),
     "regenerate": Scenario(lambda place: None, answer, answers_are_whole, all_answers),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,23 +33,27 @@ FILES = (
 )
 
 
-def resumed(
-    title: str, change: Change, must: Must = "either", features: Change | None = None, done: bool = False
-) -> Trial:
-    """The stopped (or, if `done`, the finished) run with `change` done to its folder, and its command given again;
-    with `features`, from a changed feature cache."""
+def resumed(title: str, change: Change, must: Must = "either", done: bool = False) -> Trial:
+    """The stopped (or, if `done`, the finished) run with `change` done to its folder, and its command given again."""
 
     def make(room: Room, chance: Random) -> Command:
         out = room.copy(room.world.done if done else room.world.stopped, "head")
         change(out, chance)
-        more = []
-        if features is not None:
-            features(room.copy(room.world.features, "features"), chance)
-            more = ["--feature-cache", "features"]
-        command = Command(room.world.training("head", *more), out=("head", "features"), must=must, check=same_head)
+        command = Command(room.world.training("head"), out=("head",), must=must, check=same_head)
         return command.but(leaves=True)
 
     return Trial(f"{'finished' if done else 'resumed'} with {title}", make)
+
+
+def featured(title: str, change: Change, must: Must = "either") -> Trial:
+    """A run that reads features, with `change` done to them."""
+
+    def make(room: Room, chance: Random) -> Command:
+        change(room.copy(room.world.features, "features"), chance)
+        asked = room.world.training("head", "--features", "features")
+        return Command(asked, out=("head",), must=must, check=partial(same_head, features=True)).but(leaves=True)
+
+    return Trial(f"run with {title}", make)
 
 
 def fresh(title: str, lay: Change, must: Must, check: Any = None, out: tuple[str, ...] = ("head",)) -> Trial:
@@ -62,15 +67,16 @@ def fresh(title: str, lay: Change, must: Must, check: Any = None, out: tuple[str
     return Trial(f"begun in a folder with {title}", make)
 
 
-def same_head(room: Room, ended: Ended) -> str | None:
-    """The head, byte for byte, and all the files of a run."""
+def same_head(room: Room, ended: Ended, features: bool = False) -> str | None:
+    """The head, byte for byte, and all the files of a run; features: of one that read them."""
+    world = room.world.featured if features else room.world.done
     for name in ("model.safetensors", "config.json"):
-        made, right = room.path / "head" / name, room.world.done / name
+        made, right = room.path / "head" / name, world / name
         if not made.is_file():
             return f"there is no {name} in the end"
         if _digest(made) != _digest(right):
             return f"{name} is not that of the unbroken run"
-    made_json, right_json = read(room.path / "head" / "tercel.json"), read(room.world.done / "tercel.json")
+    made_json, right_json = read(room.path / "head" / "tercel.json"), read(world / "tercel.json")
     return None if made_json["measured"] == right_json["measured"] else "other acceptance than the unbroken run's"
 
 
@@ -108,8 +114,8 @@ def _tensor_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _spoil_cached(way: str) -> Change:
-    """All cached features changed, or one of them."""
+def _spoil_features(way: str) -> Change:
+    """All files of features changed, or one of them."""
 
     def change(folder: Path, chance: Random) -> None:
         files = _tensor_files(folder)
@@ -137,7 +143,7 @@ def _exchange(folder: Path, chance: Random) -> None:
 def _listed() -> list[Trial]:
     trials = [
         resumed("nothing changed", nothing, "run"),
-        resumed("nothing changed and cached features", nothing, "run", nothing),
+        featured("features as they were", nothing, "run"),
         resumed("files of others beside it", _lay_foreign, "run"),
         fresh("nothing", nothing, "run", same_head),
         fresh("somebody's files", _lay_foreign, "refuse"),
@@ -191,10 +197,10 @@ def _listed() -> list[Trial]:
             lambda f, c: (f / "tercel.json").write_bytes(to_json({**read(f / "tercel.json"), "training": {}})),
         ),
         *(
-            resumed(f"cached features: {way}", nothing, "either", _spoil_cached(way))
+            featured(f"features spoilt: {way}", _spoil_features(way))
             for way in ("one bit", "cut", "zeros", "empty")
         ),
-        resumed("cached features exchanged", nothing, "either", _exchange),
+        featured("features exchanged", _exchange),
         resumed(
             "leftovers of writing",
             both(write(".model.safetensors.abc.part", b"x"), lambda f, c: (f.parent / ".head.abc.part").mkdir()),

@@ -149,7 +149,7 @@ def _listed() -> list[Trial]:
         "last-turn",
         "check-overlap",
         "data-licence",
-        "feature-cache",
+        "features",
         "overwrite",
     ):
         for what in ("text", "true", "an object", "a list of lists", "null", "an escape", "2^64"):

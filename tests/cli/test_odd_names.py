@@ -77,7 +77,7 @@ def test_where_weights_cannot_be_kept_it_is_said_before_the_work(here: Path, wor
     asked = [
         [*train, "--out", f"new{ODD}"],
         [*train, "--out", f"{ODD}/new"],
-        [*train, "--out", "new", "--feature-cache", f"cache{ODD}"],
+        ["features", world.target, "--data", str(world.answers), "--out", f"features{ODD}"],
         ["train", f"target{ODD}", "--data", str(world.answers), "--out", "new", *RECIPE],
         ["export", world.head, "--to", "vllm", "--target", world.target, "--out", f"export{ODD}"],
         ["inspect", f"head{ODD}"],

@@ -13,6 +13,7 @@ import pytest
 from tercel.chat import Answer
 from tercel.cli.train_progress import TrainProgress
 from tercel.decode.responder import EngineResponder
+from tercel.draft import load_head
 
 from .conftest import RECIPE, World
 from .running import everything, refused, run, run_program
@@ -302,3 +303,25 @@ def test_nothing_is_written_by_looking(tmp_path: Path, world: World) -> None:
     before = everything(Path(world.head))
     assert run("inspect", world.head).code == 0
     assert everything(Path(world.head)) == before
+
+
+def test_features_are_made_once_and_trained_from(tmp_path: Path, world: World) -> None:
+    out, head = tmp_path / "features", tmp_path / "head"
+    asked = ["features", world.target, "--data", str(world.answers), "--out", str(out), "--store", "int8", *EXACT]
+    train = ["train", world.target, "--data", str(world.answers), "--features", str(out), "--out", str(head), *RECIPE]
+    refused(run(*train), str(out), "holds no features; make them with `tercel features`")
+    made = run(*asked, "--limit", "10")
+    assert made.code == 0, made.err
+    assert "GB are free" in made.out
+    assert f"--features {out}" in made.out
+    refused(run(*train), "lacks the features of", "run `tercel features` with the same data")
+    assert "more conversations have their features already" in run(*asked).out
+    assert "0 conversations of 0 tokens" in run(*asked).out
+    trained = run(*train, "--max-steps", "4")
+    assert trained.code == 0, trained.err
+    assert load_head(head).info.training.step
+    refused(run(*asked, "--feature-layers", "2;3"), "is not a list of layer numbers")
+    before = everything(tmp_path)
+    other = [*asked[:4], "--out", str(tmp_path / "other"), *EXACT]
+    refused(run(*other, "--feature-layers", "2,99"), "feature layer 99 is out of range")
+    assert everything(tmp_path) == before

@@ -100,13 +100,14 @@ def test_homes_in_flags(home: Path, world: World) -> None:
 
 def test_homes_in_yaml(home: Path, world: World) -> None:
     shutil.copy(world.answers, home / "answers.jsonl")
-    values = ["data: [~/answers.jsonl]", "out: ~/head", "feature-cache: ~/features", "start-from: ~/earlier"]
+    values = ["data: [~/answers.jsonl]", "out: ~/head", "features: ~/features", "start-from: ~/earlier"]
     recipe_with(home, *values)
     shutil.copytree(world.head, home / "earlier")
+    made = run("features", world.target, "--data=~/answers.jsonl", "--out=~/features", "--dtype", "float32")
+    assert made.code == 0, made.err
     ended = run("train", world.target, *RECIPE, "--config=~/recipe.yaml", "--max-steps", "1")
     assert ended.code == 0, ended.err
     assert (home / "head" / "model.safetensors").is_file()
-    assert (home / "features").is_dir()
     assert everything(Path.cwd()) == {}
     (home / "recipe.yaml").write_text("out: ~nobody-of-that-name/x", encoding="utf-8")
     refused(run("train", world.target, "--config=~/recipe.yaml", "--data", "d"), "no home is known")

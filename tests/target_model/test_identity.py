@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tercel.draft import DraftModel, DraftVocabulary, HeadInfo, TargetIdentity
+from tercel.draft import DraftModel, HeadInfo, TargetIdentity
 from tercel.draft.misfits import misfits
 from tercel.heads import resolve_head
 from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
-from tercel.train.features import FeatureSupply
+from tercel.train.feature_store import FeaturesOf
 from tests.decode.drafts import random_draft
 from tests.tiny import save_tiny, tiny_model, tiny_tokenizer
 
@@ -124,12 +124,9 @@ def test_heads_of_either_scheme_fit_and_others_do_not():
         assert (found.what, found.severity) == ("weights", "warn")
 
 
-def test_cached_features_are_kept_apart(tmp_path: Path):
-    folders = set()
-    for target in (in_memory(), in_memory(rope_parameters=YARN)):
-        head = random_draft(target).head
-        folders.add(FeatureSupply(target, head, DraftVocabulary.full(target.vocab_size), tmp_path)._folder)
-    assert len(folders) == 2
+def test_features_are_not_taken_for_those_of_other_settings():
+    one, other = (FeaturesOf.those(target, (1, 2), "bf16") for target in (in_memory(), in_memory(rope_parameters=YARN)))
+    assert "of a target with other weights or settings" in one.misfit(other)
 
 
 @pytest.mark.real

@@ -17,10 +17,10 @@ from tercel.cli.app import main
 from tercel.errors import TercelError
 from tercel.target_model.model import Target
 from tercel.train.config import TrainConfig
-from tercel.train.features import FeatureSupply
 from tercel.train.group import Place, joined
 from tercel.train.learner import Learner
 from tercel.train.loop import train
+from tercel.train.make_features import make_features
 from tercel.train.ranks import Alone, Ranks, collected, dealt
 from tercel.train.run_folder import RunFolder
 from tests.tiny import save_tiny
@@ -87,30 +87,16 @@ def test_processes_make_the_run_that_one_makes(tmp_path: Path, alone: Path, coun
 
 
 def test_also_where_a_mean_is_over_tokens_and_features_come_from_files(tmp_path: Path) -> None:
-    run(Alone(), tmp_path / "one", TOKENS)
-    cached = together(3, cached_run, tmp_path / "three", tmp_path / "cache")  # the last rank has nothing to do at times
-    assert len({tuple(one) for one in cached}) == 1
+    files = tmp_path / "features"
+    make_features(target_of(), CHATS, TOKENS.feature_layers, files, max_length=TOKENS.max_length)
+    featured_run(Alone(), tmp_path / "one", files)
+    told = together(3, featured_run, tmp_path / "three", files)  # the last rank has nothing to do at times
+    assert len({tuple(one) for one in told}) == 1
     assert_same_run(tmp_path / "three", tmp_path / "one")
 
 
-def cached_run(ranks: Ranks, out: Path, cache: Path) -> list[float]:
-    return run(ranks, out, TOKENS, feature_cache=cache)
-
-
-def test_features_that_another_process_wrote_first_are_left_alone(tmp_path: Path) -> None:
-    from tercel.draft import DraftVocabulary
-    from tests.train.worlds import head_for
-
-    target, vocabulary = target_of(), DraftVocabulary.full(target_of().vocab_size)
-    supply = FeatureSupply(target, head_for(target, vocabulary), vocabulary, tmp_path)
-    (encoded,) = supply.encode(CHATS[:1])
-    (file,) = tmp_path.rglob("*.safetensors")
-    before = file.stat()
-    supply._write(CHATS[0], encoded)
-    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    file.write_bytes(b"damaged")
-    supply._write(CHATS[0], encoded)
-    assert file.stat().st_size == before.st_size
+def featured_run(ranks: Ranks, out: Path, files: Path) -> list[float]:
+    return run(ranks, out, TOKENS, features=files)
 
 
 def stopped(ranks: Ranks, out: Path, after: int) -> list[float]:

@@ -29,6 +29,7 @@ from tercel.train.failure import FailedStep, compute_again
 from tercel.train.features import FeatureSupply
 from tercel.train.learner import SETTLED, Learned, Learner
 from tercel.train.loop import _Run, train
+from tercel.train.make_features import make_features
 from tercel.train.run_folder import RunFolder
 from tercel.train.state import load_state
 from tests.measure.test_record import entry
@@ -128,9 +129,11 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, whole):
 
 
 def test_also_in_bfloat16_with_features_from_files(tmp_path):
-    run(tmp_path / "a", dtype=torch.bfloat16, feature_cache=tmp_path / "cache")
-    run(tmp_path / "b", dtype=torch.bfloat16, feature_cache=tmp_path / "cache", stop_after=1)
-    run(tmp_path / "b", dtype=torch.bfloat16, feature_cache=tmp_path / "cache")
+    target, files = target_of(dtype=torch.bfloat16), tmp_path / "features"
+    make_features(target, CHATS, SMALL.feature_layers, files, max_length=SMALL.max_length)
+    run(tmp_path / "a", dtype=torch.bfloat16, features=files)
+    run(tmp_path / "b", dtype=torch.bfloat16, features=files, stop_after=1)
+    run(tmp_path / "b", dtype=torch.bfloat16, features=files)
     same(tmp_path / "a", tmp_path / "b")
 
 

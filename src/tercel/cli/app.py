@@ -21,6 +21,7 @@ from tercel.cli import (
     demo,
     doctor,
     export,
+    features,
     generate,
     inspect,
     profile,
@@ -83,6 +84,7 @@ app = typer.Typer(
     help="Train EAGLE-3 draft heads for Hugging Face causal language models; decode losslessly with them.",
 )
 app.command("train")(train.command)
+app.command("features")(features.command)
 app.command("generate")(generate.command)
 app.command("chat")(chat.command)
 app.command("verify")(verify.command)

@@ -25,6 +25,7 @@ from tercel.cli.train_progress import TrainProgress
 from tercel.errors import TercelError
 from tercel.files import write_json
 from tercel.stopping import stopped
+from tercel.target_model.backend_names import NONE
 from tercel.train.config import TrainConfig
 from tercel.train.trackers import TrackerName, find_tracker, tracked
 
@@ -89,11 +90,9 @@ def command(
             metavar="TEXT", help="Licence of the data, for the model card.", hidden=True, callback=only_in_files
         ),
     ] = "",
-    feature_cache: Annotated[
+    features: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", parser=user_path, help="Keep the target's features there for later epochs and runs."
-        ),
+        typer.Option(metavar="DIR", parser=user_path, help="Read the target's features that `tercel features` made."),
     ] = None,
     report_to: Annotated[
         TrackerName | None,
@@ -132,8 +131,10 @@ def command(
     with joined(place, model.device) as ranks, unseen() if ranks.rank else nullcontext():
         console = result_console(json_file)
         loaded = open_target(target, model, sharding=recipe.target_sharding)
+        if features is not None and not plan and loaded.sharding == NONE:
+            loaded.drop_blocks()
         against = OverlapIndex.of(read_eval_prompts(check_overlap)) if check_overlap else None
-        moment = ranks.gather(None if ranks.rank else rendering_moment(loaded.tokenizer, out, overwrite))[0]
+        moment = ranks.gather(None if ranks.rank else rendering_moment(loaded.tokenizer, out, overwrite, features))[0]
         tokenizer = loaded.tokenizer if moment is None else as_of(loaded.tokenizer, moment)
         chats, report = load_chats(
             data,
@@ -150,7 +151,7 @@ def command(
         for note in report.notes:
             console.print_line(f"note: {note}")
         if plan:
-            print_plan(console, _forecast(loaded, chats, recipe, out, feature_cache is not None, json_file))
+            print_plan(console, _forecast(loaded, chats, recipe, out, features is not None, json_file))
             return
         follows = None if ranks.rank else tracker
         with TrainProgress(console, out) as progress, tracked(follows, progress, out, recipe) as watcher:
@@ -161,7 +162,7 @@ def command(
                     recipe,
                     out,
                     watcher=None if ranks.rank else watcher,
-                    feature_cache=feature_cache,
+                    features=features,
                     overwrite=overwrite,
                     data_names=[Path(name).name if Path(name).exists() else name for name in data],
                     data_licence=data_licence,
@@ -188,16 +189,21 @@ def _forecast(
     return found
 
 
-def rendering_moment(tokenizer: PreTrainedTokenizerBase, out: Path, overwrite: bool) -> datetime | None:
-    """What the chat template takes for now: the moment of the run in `out` if there is one, else this one. None for a
-    template that writes no date. Raises `TercelError` if the run's is lost."""
+def rendering_moment(
+    tokenizer: PreTrainedTokenizerBase, out: Path, overwrite: bool, features: Path | None = None
+) -> datetime | None:
+    """What the chat template takes for now: the moment of the run in `out` if there is one, else that of the features,
+    else this one. None for a template that writes no date. Raises `TercelError` if the run's is lost."""
     from tercel.chat.dates import this_moment, writes_date
+    from tercel.train import feature_store
     from tercel.train.moment import recorded_moment
     from tercel.train.run_folder import RunFolder
 
     if not writes_date(tokenizer):
         return None
     recorded = None if overwrite else recorded_moment(RunFolder(out))
+    if recorded is None and features is not None:
+        recorded = feature_store.recorded_moment(features)
     return recorded or this_moment()
 
 

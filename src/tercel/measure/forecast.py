@@ -27,6 +27,7 @@ from tercel.target_model.protocol import TargetModel
 from tercel.train.acceptance import simulate
 from tercel.train.config import TrainConfig
 from tercel.train.learner import Learner
+from tercel.train.packing import PACKINGS
 from tercel.train.prepare import Prepared
 from tercel.train.run_writer import BYTES_TO_BEGIN
 
@@ -52,7 +53,7 @@ class Calibration:
 @dataclass(frozen=True)
 class Forecast:
     """Of a whole run from its first step. seconds, tokens_per_s: with 95 % intervals, as the measured micro-batches
-    differ. features: bytes of the feature cache, 0 without one. free, available: bytes on the disk and of memory now.
+    differ. features: bytes of their files, 0 without. free, available: bytes on the disk and of memory now.
     """
 
     steps: int
@@ -105,8 +106,8 @@ def forecast(
     runs: Runs | None = None,
     seconds: float = SECONDS,
 ) -> Forecast:
-    """What the run would take. out: where it would go; nothing is written there. cached: whether features are kept in
-    files. runs: the measured ones that τ comes from, by default the shipped."""
+    """What the run would take. out: where it would go; nothing is written there. cached: whether features are made
+    once and read from files. runs: the measured ones that τ comes from, by default the shipped."""
     calibration = calibrate(target, ready, config, seconds)
     lengths = [len(chat) for chat in ready.data.train]
     tokens = sum(lengths[chat] for step in ready.plan for micro in step for chat in micro)
@@ -129,7 +130,7 @@ def forecast(
         tokens_per_s=Interval(tokens / total.value, tokens / total.high, tokens / total.low),
         calibration=calibration,
         run_bytes=weights * BYTES_TO_BEGIN + len(ready.plan) * JOURNAL_BYTES,
-        features=_feature_bytes(target, ready) if cached else 0,
+        features=_feature_bytes(ready) if cached else 0,
         free=shutil.disk_usage(_existing(out)).free,
         available=available_memory(target.device),
         weights=weights,
@@ -216,12 +217,16 @@ def _first(chats: Sequence[TokenizedChat], tokens: int) -> list[TokenizedChat]:
     return kept
 
 
-def _feature_bytes(target: TargetModel, ready: Prepared) -> int:
-    """Of the files of all chats: features of every token, last hidden states where one is supervised after it."""
-    chats = [*ready.data.train, *ready.data.held_out]
-    tokens, taught = sum(map(len, chats)), sum(int(chat.supervised.sum()) for chat in chats)
+def _feature_bytes(ready: Prepared) -> int:
+    """Of the files of all chats in 16 bits: features of every token, last hidden states where one is supervised after
+    it."""
+    tokens = taught = 0
+    for chat in ready.chats:
+        tokens += len(chat)
+        taught += int(chat.supervised[1:].sum())
     layers, width = len(ready.head.config.feature_layers), ready.head.config.target_hidden_size
-    return (tokens * layers + taught) * width * target.dtype.itemsize
+    packing = PACKINGS["bf16"]
+    return tokens * packing.bytes_of(layers, width) + taught * packing.bytes_of(1, width)
 
 
 def _existing(path: Path) -> Path:

@@ -151,6 +151,12 @@ class Target:
         other._blocks, other._logits = blocks, logits
         return other
 
+    def drop_blocks(self) -> None:
+        """Free the memory of the layers, for who needs embeddings and output layer alone; nothing can be run after."""
+        _ = self.fingerprint, self._first_fingerprint  # what is known of all weights is known before they go
+        for parameter in self.stock.layers.parameters():
+            parameter.data = parameter.data.new_empty(0)
+
     @property
     def backend(self) -> str:
         return self._blocks.backend

@@ -12,16 +12,19 @@ from tercel.draft.history import FROZEN, TRAINED, Recipe, TemplateRecord
 from tercel.target_model.protocol import TargetModel
 from tercel.train.batches import Split
 from tercel.train.config import TrainConfig
+from tercel.train.feature_store import FeatureStore
 
 
 def identity(target: TargetModel) -> TargetIdentity:
     return TargetIdentity(target.source.name, target.fingerprint, target.tokenizer_digest)
 
 
-def run_target(target: TargetModel) -> str:
-    """What of the target a resumed run must share: its weights, precision, and what its template was given."""
+def run_target(target: TargetModel, features: FeatureStore | None = None) -> str:
+    """What of the target a resumed run must share: its weights, precision, what its template was given, and how its
+    features are kept where they come from files."""
     given = f" told {json.dumps(target.template_arguments, sort_keys=True)}" if target.template_arguments else ""
-    return f"{target.fingerprint} in {target.dtype}{given}"
+    kept = "" if features is None else f" kept as {features.of.store}"
+    return f"{target.fingerprint} in {target.dtype}{given}{kept}"
 
 
 def begun_record(

@@ -17,15 +17,22 @@ from tercel.interop.formats.read import read_head
 from tercel.target_model.protocol import TargetModel
 from tercel.target_model.structure import default_feature_layers
 from tercel.train.config import TrainConfig
+from tercel.train.encoding import encode_group
+from tercel.train.feature_store import FeatureStore
 
 SAMPLE_CHATS = 8
 
 
 def first_head(
-    config: TrainConfig, target: TargetModel, chats: Sequence[TokenizedChat], counts: Tensor
+    config: TrainConfig,
+    target: TargetModel,
+    chats: Sequence[TokenizedChat],
+    counts: Tensor,
+    store: FeatureStore | None = None,
 ) -> tuple[Eagle3Head, DraftVocabulary, tuple[str, ...]]:
     """The head that a run begins with, on the target's device, its vocabulary, and what speaks against it: another
     run's (`start_from`), or a new one that can draft the tokens which are supervised most often (`counts` `[V]`).
+    store: what the target gave for the chats, if it is not to be asked.
 
     Raises `TercelError` if there is no such head, or it does not fit.
     """
@@ -36,6 +43,8 @@ def first_head(
         warnings = origin.warnings
         torch.manual_seed(config.seed)
         head, vocabulary = head_from(origin, config).to(target.device), origin.vocabulary
+        if store is not None:
+            store.require_of(target, head.config.feature_layers)
     else:
         size = config.draft_vocab or target.vocab_size
         vocabulary = DraftVocabulary.most_frequent(counts, size, always=target.eos_token_ids)
@@ -51,14 +60,20 @@ def first_head(
                 norm_output=config.norm_output,
             )
         ).to(target.device)
-        initialise_from_target(head, target, vocabulary, chats)
+        if store is not None:
+            store.require_of(target, head.config.feature_layers)
+        initialise_from_target(head, target, vocabulary, chats, store)
     head.lm_head.requires_grad_(not config.freeze_lm_head)
     return head, vocabulary, warnings
 
 
 @torch.no_grad()
 def initialise_from_target(
-    head: Eagle3Head, target: TargetModel, vocabulary: DraftVocabulary, chats: Sequence[TokenizedChat]
+    head: Eagle3Head,
+    target: TargetModel,
+    vocabulary: DraftVocabulary,
+    chats: Sequence[TokenizedChat],
+    store: FeatureStore | None = None,
 ) -> None:
     """Give the head the target's output rows of its draft tokens (spec section 2), and scale `fc` to the
     features.
@@ -76,9 +91,9 @@ def initialise_from_target(
         return
     sizes = []  # root mean square of each captured layer, a line a chat
     for chat in chats[:SAMPLE_CHATS]:
-        tokens = torch.from_numpy(chat.tokens).long()[None].to(target.device)
-        captured = target.encode(tokens, layers).layers
-        sizes.append(torch.stack([layer[0].float().pow(2).mean(-1).sqrt().median() for layer in captured]))
+        (encoded,) = encode_group(target, layers, [chat]) if store is None else [store.read(chat, target.dtype)]
+        captured = encoded.features.to(target.device).chunk(len(layers), -1)
+        sizes.append(torch.stack([layer.float().pow(2).mean(-1).sqrt().median() for layer in captured]))
     scale = torch.stack(sizes).median(0).values.clamp(min=1e-6)
     for block, size in zip(head.fc.weight.chunk(len(layers), dim=1), scale.tolist(), strict=True):
         block.normal_(std=1.0 / (size * head.fc.in_features**0.5))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,10 @@ from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftVocabulary, Eagle3Head
 from tercel.target_model.protocol import TargetModel
 from tercel.train.config import TrainConfig
+from tercel.train.encoding import Encoded
 from tercel.train.failure import FailedStep, NotFiniteError
-from tercel.train.features import Encoded, FeatureSupply
+from tercel.train.feature_store import FeatureStore
+from tercel.train.features import FeatureSupply
 from tercel.train.optimizer import BETAS, HeadOptimizer
 from tercel.train.precision import MasterWeights
 from tercel.train.ranks import Alone, Ranks, Step, share
@@ -68,7 +69,7 @@ class Learner:
         config: TrainConfig,
         plan: Sequence[Step],
         *,
-        feature_cache: Path | None = None,
+        features: FeatureStore | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.config, self.chats, self.plan = config, chats, plan
@@ -77,7 +78,7 @@ class Learner:
         self.weights = MasterWeights(head, target.dtype)
         self.learning = [p for p in head.parameters() if p.requires_grad]
         self.optimizer = HeadOptimizer(head, config.optimizer, config.weight_decay)
-        self.supply = FeatureSupply(target, self.weights.working, vocabulary, feature_cache, self.ranks)
+        self.supply = FeatureSupply(target, self.weights.working, vocabulary, features, self.ranks)
 
     def gradients(self, number: int) -> Learned:
         """Make the clipped gradients of optimizer step `number` (from 0), whatever way it is cut:

@@ -23,6 +23,7 @@ from tercel.train.batches import data_digest, plan_batches
 from tercel.train.config import TrainConfig
 from tercel.train.facts import begun_record, identity, run_target
 from tercel.train.failure import NotFiniteError
+from tercel.train.feature_store import FeatureStore
 from tercel.train.learner import Learner
 from tercel.train.prepare import prepare
 from tercel.train.ranks import Alone, RankLostError, Ranks, Step, collected, dealt
@@ -63,7 +64,7 @@ def train(
     out: Path,
     *,
     watcher: Watcher | None = None,
-    feature_cache: Path | None = None,
+    features: Path | None = None,
     overwrite: bool = False,
     data_names: Sequence[str] = (),
     data_licence: str = "",
@@ -73,6 +74,7 @@ def train(
 ) -> TrainSummary:
     """Train a head for `target` on tokenised chats and write it to `out`; goes on where a stopped run was.
 
+    features: a folder of what the target gives for the chats (`make_features`); its blocks are then not run.
     data_names, data_licence: for the card. rendered_at: what the chats' template took for now, if it writes the date; a
     run that goes on has to be given chats of the same moment (`recorded_moment`). stop_after: leave after this
     many optimizer steps in all, as an interruption would (the state is saved). ranks: of how many processes this is
@@ -89,7 +91,7 @@ def train(
     )
     folder = RunFolder(out)
     with folder.held() if ranks.rank == 0 else nullcontext():
-        run = _Run(target, chats, config, folder, watcher, feature_cache, overwrite, origins, ranks)
+        run = _Run(target, chats, config, folder, watcher, features, overwrite, origins, ranks)
         summary = run.run(stop_after)
         ranks.gather(None)  # none has done before the first one has written all
         return summary
@@ -106,13 +108,14 @@ class _Run:
         config: TrainConfig,
         folder: RunFolder,
         watcher: Watcher | None,
-        feature_cache: Path | None,
+        features: Path | None,
         overwrite: bool,
         origins: TrainingRecord,
         ranks: Ranks,
     ) -> None:
         self.target, self.config, self.watcher, self.ranks = target, config, watcher, ranks
-        ready = prepare(target, chats, config)
+        store = None if features is None else FeatureStore(features)
+        ready = prepare(target, chats, config, store)
         self.data, self.plan = ready.data, ready.plan
         self.vocabulary, self.warnings = ready.vocabulary, ready.warnings + _idle(ready.plan, ranks.count)
         self.learner = Learner(
@@ -122,7 +125,7 @@ class _Run:
             ready.data.train,
             config,
             ready.plan,
-            feature_cache=feature_cache,
+            features=store,
             ranks=ranks,
         )
         self.record = begun_record(
@@ -136,7 +139,7 @@ class _Run:
             steps=len(self.plan),
         )
         self.step, self.seconds = 0, 0.0
-        key = config.digest(data_digest(ready.chats), run_target(target))
+        key = config.digest(data_digest(ready.chats), run_target(target, store))
         _check_alike(ranks.gather(key))
         self.out = folder.out
         self.writer = RunWriter(folder, key) if ranks.rank == 0 else None
@@ -258,8 +261,6 @@ class _Run:
             self.writer.save(self.step, self.seconds, self.learner, self._model(None) if heads else None)
 
     def _summary(self) -> TrainSummary:
-        again = sum(self.ranks.gather(self.learner.supply.made_again))
-        cache = [f"{again} files of the feature cache were damaged or of an earlier version and are written again"]
         patience, steps = self.config.patience, len(self.plan)
         early = [f"ended after step {self.step} of {steps}: {patience} evaluations brought no better τ"]
         stalled = self.step < steps and self._is_stalled()
@@ -273,7 +274,7 @@ class _Run:
             supervised_tokens=self.record.supervised_tokens or 0,
             best=best or self._measure(),
             history=history,
-            notes=(*(self.writer.notes if self.writer else ()), *(cache if again else ()), *(early if stalled else ())),
+            notes=(*(self.writer.notes if self.writer else ()), *(early if stalled else ())),
         )
 
 

@@ -12,6 +12,7 @@ from tercel.draft import DraftVocabulary, Eagle3Head
 from tercel.target_model.protocol import TargetModel
 from tercel.train.batches import Split, plan_steps, split, supervised_counts, usable
 from tercel.train.config import TrainConfig
+from tercel.train.feature_store import FeatureStore
 from tercel.train.initial import first_head
 from tercel.train.ranks import Step
 
@@ -30,11 +31,18 @@ class Prepared:
     plan: list[Step]
 
 
-def prepare(target: TargetModel, chats: Sequence[TokenizedChat], config: TrainConfig) -> Prepared:
-    """Raises `TercelError` if data or the head to begin with do not fit the target, or the data are too few."""
+def prepare(
+    target: TargetModel, chats: Sequence[TokenizedChat], config: TrainConfig, store: FeatureStore | None = None
+) -> Prepared:
+    """store: what the target gave for the chats, if it is not to be asked.
+
+    Raises `TercelError` if data, features or the head to begin with do not fit the target, or the data are too few.
+    """
     kept = usable(chats, min(config.max_length, target.context_length), target.vocab_size)
+    if store is not None:
+        store.require(kept)
     data = split(kept, config.eval_share)
     counts = supervised_counts(data.train, target.vocab_size)
-    head, vocabulary, warnings = first_head(config, target, data.train, counts)
+    head, vocabulary, warnings = first_head(config, target, data.train, counts, store)
     plan = plan_steps([len(chat) for chat in data.train], config)
     return Prepared(kept, data, counts, head, vocabulary, warnings, plan)
