@@ -31,7 +31,8 @@ from tercel.errors import TercelError
 from tercel.reading import short
 
 # Most nuclei are far smaller, and sorting a whole vocabulary costs more than all the rest together.
-NUCLEUS_START = 1024
+NUCLEUS_MOST = 256
+_RARE = 1e-12  # below it all are sorted
 
 
 TERM = f"between -{limits.LOGIT:g} and {limits.LOGIT:g}"
@@ -212,18 +213,14 @@ def target_distribution(logits: Tensor, params: SamplingParams, history: TokenHi
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     """Indices [C'] of the fewest, most probable entries of `probs` [C] whose mass is at least `top_p`."""
-    size = NUCLEUS_START
+    least = 1 / NUCLEUS_MOST
     while True:
-        if size < len(probs):
-            ids = (probs >= torch.topk(probs, size).values[-1]).nonzero().squeeze(1)  # with all ties
-        else:
-            ids = torch.arange(len(probs), device=probs.device)
+        ids = (probs >= least).nonzero().squeeze(1)  # with all ties; no more than 1 / least of them
         ordered, order = torch.sort(probs[ids], descending=True, stable=True)
-        mass = ordered.cumsum(0)
-        short = int((mass < top_p).sum())  # so many entries do not suffice: one more is needed
+        short = int((ordered.cumsum(0) < top_p).sum())  # so many entries do not suffice: one more is needed
         if short < len(ids) or len(ids) == len(probs):
             return ids[order[: short + 1]]
-        size *= 8
+        least = least / 8 if least > _RARE else 0.0
 
 
 def greedy_token(logits: Tensor, params: SamplingParams, history: TokenHistory) -> int:
