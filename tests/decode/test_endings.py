@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tercel.chat import Question
+from tercel.decode import streaming
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
 from tercel.decode.loop import DecodingLoop
@@ -213,7 +215,7 @@ def test_a_responder_refuses_the_prompt_that_failed_and_goes_on():
     engine = Engine(Poisoned(target, early), Vanilla(), slots=SLOTS)
     responder = EngineResponder(engine, SamplingParams(max_new_tokens=NEW, ignore_eos=True))
     for i, prompt in enumerate((*PROMPTS[:2], (7, early))):
-        responder.submit(str(i), prompt)
+        responder.submit(str(i), Question((), None, tuple(prompt)))
     answers = {}
     while responder.pending():
         answers |= {answer.key: answer for answer in responder.poll()}
@@ -306,3 +308,12 @@ def test_text_held_back_for_a_stop_string_is_given_out_with_an_abort():
     loop.abort(0)
     result = check([*events, *loop.step()])
     assert result.text == target.tokenizer.decode(result.tokens, skip_special_tokens=True)
+
+
+def test_text_is_made_where_it_is_wanted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target("llama")
+    told = Engine(target, Vanilla()).generate(asked())
+    assert all(result.text for result in told)
+    monkeypatch.setattr(streaming, "detokenize", None)
+    quiet = Engine(target, Vanilla()).generate([replace(request, text=False) for request in asked()])
+    assert [(result.tokens, result.text) for result in quiet] == [(result.tokens, "") for result in told]
