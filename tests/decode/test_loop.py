@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
-
 import pytest
 import torch
 
+from tercel.chat import panics
 from tercel.decode.clock import PHASES
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
@@ -221,8 +220,8 @@ def _watch_positions(proposer) -> list[int]:
 def test_texts_of_a_step_are_guarded_together(monkeypatch):
     """Not every piece of every row's text opens a file of its own for what a panic would say."""
     opened, stepped = [], []
-    make, advance = tempfile.TemporaryFile, DecodingLoop._advance
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **kwargs: opened.append(1) or make(**kwargs))
+    make, advance = panics._scratch_file, DecodingLoop._advance
+    monkeypatch.setattr(panics, "_scratch_file", lambda: opened.append(1) or make())
     monkeypatch.setattr(DecodingLoop, "_advance", lambda loop: stepped.append(1) or advance(loop))
     results = Engine(tiny_target("llama"), Vanilla(), slots=5).generate(requests())
     assert all(result.text for result in results)

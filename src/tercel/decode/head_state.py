@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tercel.draft import StepHead
 from tercel.draft.alignment import head_position, rope_position, token_in
@@ -79,11 +79,11 @@ class HeadState(ABC):
         length, device = max(map(len, entries)), self.target.device
         packed = to_device([[len(row), *row, *[0] * (length - len(row))] for row in entries], device)
         last, tokens = packed[:, :1] - 1, packed[:, 1:]
-        padded = [F.pad(torch.cat(list(own), dim=-1), (0, 0, 0, length - len(own[0]))) for own in features]
+        padded = pad_sequence([torch.cat(tuple(own), -1) for own in features], batch_first=True)
         block = torch.arange(length, device=device)
         written = self._positions(rows)[:, None] + block  # [B, T], the entries' rows
         positions = self._known(head_position(token_in(written, 0)))
-        hidden = self._fuse(torch.stack(padded))
+        hidden = self._fuse(padded)
         output = self._write(self.embed(tokens), hidden, positions, (block <= last)[:, None], last, rows)
         self.cache.keep([range(len(row)) for row in entries])
         if self.window is not None:
@@ -123,8 +123,10 @@ class HeadState(ABC):
     def best(self, output: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """What is likeliest after outputs `[.., H]`, `count` drafts or as many as there are, the likeliest first:
         logarithms of the draft's probabilities, and places in its vocabulary, `[.., count]` each."""
-        log_q, places = torch.log_softmax(self._logits(output), -1).topk(min(count, self.head.config.draft_vocab_size))
-        return log_q, places
+        logits = self._logits(output)
+        best, places = logits.topk(min(count, logits.shape[-1]))
+        most = best[..., :1]  # `log_softmax` of all of them would be written out, and takes twice as long
+        return best - most - (logits - most).exp_().sum(-1, keepdim=True).log_(), places
 
     def _known(self, positions: Tensor) -> Tensor:
         """Entries past the head's last position keep that one: nothing is drafted from them."""

@@ -169,7 +169,7 @@ class DecodingLoop:
         paths = [[0, *verdict.path] if isinstance(verdict, Verdict) else [0] for verdict in verdicts]
         with clock.phase("cache"):
             self._cache.keep(paths)
-            survivors = [i for i, event in enumerate(events) if event.emission.finish_reason is None]
+            survivors = _closed_up([event.emission.finish_reason is None for event in events])
             if len(survivors) < len(events):
                 self._cache.select_rows([*survivors, *range(len(events), len(self._cache.lengths))])
                 self.proposer.select_rows(survivors)
@@ -249,16 +249,15 @@ class DecodingLoop:
         self, events: Sequence[Event], output: TargetOutput, paths: Sequence[list[int]], rows: Sequence[int]
     ) -> list[Committed]:
         """What became permanent for `rows`, its features gathered with one index for all rows and layers."""
-        layers: list[Tensor] = []
+        features: list[tuple[Tensor, ...]] = [()] * len(rows)
         if output.layers:
             width = max(len(paths[row]) for row in rows)
             places = [[row, *paths[row], *[0] * (width - len(paths[row]))] for row in rows]
             index = to_device(places, self.target.device)
-            layers = [layer[index[:, :1], index[:, 1:]] for layer in output.layers]
-        return [
-            Committed(events[row].emission.tokens, tuple(layer[place, : len(paths[row])] for layer in layers))
-            for place, row in enumerate(rows)
-        ]
+            together = torch.cat(output.layers, -1)[index[:, :1], index[:, 1:]].unbind()
+            sizes = [layer.shape[-1] for layer in output.layers]
+            features = [own[: len(paths[row])].split(sizes, -1) for row, own in zip(rows, together, strict=True)]
+        return [Committed(events[row].emission.tokens, layers) for row, layers in zip(rows, features, strict=True)]
 
     def _admit(self) -> list[Event]:
         """Run prompts of waiting requests as far as slots and this step allow; each that ends yields a first token."""
@@ -318,6 +317,13 @@ class DecodingLoop:
     def _capacity(self, request: ActiveRequest) -> int:
         longest = len(request.prompt) + request.params.max_new_tokens
         return min(longest, self.target.context_length) + self.proposer.max_nodes
+
+
+def _closed_up(stay: Sequence[bool]) -> list[int]:
+    """The rows that stay: the last of them take the places of those that leave, so that no other is moved."""
+    count = sum(stay)
+    last = (row for row in range(count, len(stay)) if stay[row])
+    return [row if stay[row] else next(last) for row in range(count)]
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class StopChecker:
         spelled = () if tokenizer is None else _spelled(params.stop, tokenizer)
         self._stop_ids = frozenset((*params.stop_token_ids, *spelled, *(() if params.ignore_eos else eos_ids)))
         self._stream = None if tokenizer is None else TextStream(tokenizer, params.stop)
+        self._each = bool(params.stop)  # whether every token may be the last for its text
         self.tokens: list[int] = []
         self._given = 0  # tokens given out so far
         self._pieces: list[str] = []  # text that was not
@@ -78,11 +79,31 @@ class StopChecker:
         """Append a verified block as far as the answer goes."""
         if self.finish_reason is not None:
             raise ValueError(f"the answer has already ended ({self.finish_reason})")
+        new: list[int] = []  # whose text is not known yet
         for token in block:
-            self._push(token)
+            self.tokens.append(token)
+            if token in self._stop_ids:
+                self.finish_reason = "stop"
+            else:
+                new.append(token)
+                if self._each and self._read(new):
+                    self.finish_reason = "stop"
+            if self.finish_reason is None and len(self.tokens) >= self._limit:
+                self.finish_reason = "length"
             if self.finish_reason is not None:
                 break
+        self._read(new)
+        if self.finish_reason is not None and self._stream is not None:
+            self._pieces.append(self._stream.finish())
         return self._emission()
+
+    def _read(self, new: list[int]) -> bool:
+        """Take text from these tokens, and them from the list; says whether there was a stop string."""
+        if self._stream is None or not new:
+            return False
+        self._pieces.append(self._stream.push(*new))
+        new.clear()
+        return self._stream.stopped
 
     def interrupt(self, reason: Interruption) -> Emission:
         """End the answer where it is, with all that was not given out yet."""
@@ -96,19 +117,6 @@ class StopChecker:
         self._given = len(self.tokens)
         self._pieces.clear()
         return Emission(tokens, text, self.finish_reason)
-
-    def _push(self, token: int) -> None:
-        self.tokens.append(token)
-        if token in self._stop_ids:
-            self.finish_reason = "stop"
-        elif self._stream is not None:
-            self._pieces.append(self._stream.push(token))
-            if self._stream.stopped:
-                self.finish_reason = "stop"
-        if self.finish_reason is None and len(self.tokens) >= self._limit:
-            self.finish_reason = "length"
-        if self.finish_reason is not None and self._stream is not None:
-            self._pieces.append(self._stream.finish())
 
 
 def _spelled(stop: Collection[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte-fallback token of SentencePiece-like vocabularies
+WINDOW = 16  # tokens with stable text that are decoded again, at most
 REPLACEMENT = "\ufffd"  # what decoders write for bytes that are no character, or not yet one
 
 
@@ -23,17 +24,17 @@ class TextStream:
     nor text that may still turn out to begin a stop string. A stop string counts as found with the first
     token after which the decoded text contains it.
 
-    Each token decodes a short window: the tokens whose text is not yet stable, and before them those of the
-    last stable piece, because decoders treat the beginning of a text unlike its middle.
+    What is decoded is a short window: the tokens whose text is not yet stable, and before them a few whose text is,
+    because decoders treat the beginning of a text unlike its middle.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._longest_hold = max(map(len, self._stop), default=1) - 1
-        self._context: list[int] = []  # tokens of the last stable piece
-        self._context_text = ""
-        self._pending: list[int] = []  # tokens after it
+        self._window: list[int] = []  # tokens of the last stable pieces
+        self._known = 0  # characters of their text
+        self._pending: list[int] = []  # tokens after them
         self._fresh = ""  # their text so far, which may change
         self._held = ""  # stable text that may begin a stop string
         self._pieces: list[str] = []
@@ -44,14 +45,18 @@ class TextStream:
         """Everything emitted so far."""
         return "".join(self._pieces)
 
-    def push(self, token: int) -> str:
-        """Take the next token; return the text that became stable. Sets `stopped` at a stop string."""
+    def push(self, *tokens: int) -> str:
+        """Take the next token, or several, if there are no stop strings; return the text that became stable. Sets
+        `stopped` at a stop string."""
         if self.stopped:
             raise ValueError("the text has ended at a stop string; start a new TextStream")
-        self._pending.append(token)
-        fresh = self._decode(self._context + self._pending)[len(self._context_text) :]
+        if len(tokens) > 1 and any(map(self._is_byte, tokens)):
+            return "".join([self.push(token) for token in tokens])
+        self._pending += tokens
+        text = self._decode(self._window + self._pending)
+        fresh = text[self._known :]
         if fresh == self._fresh:  # a special token, or one more byte of an unfinished character
-            if self._context and not fresh:
+            if self._window and not fresh:
                 self._pending.clear()  # it leaves no trace in the text: keep the window short
             return ""
         self._fresh = fresh
@@ -61,10 +66,14 @@ class TextStream:
             piece = (self._held + fresh)[: min(found)]
             self._held = self._fresh = ""
             return self._emit(piece)
-        if fresh.endswith(REPLACEMENT) or self._is_byte(token):
+        if fresh.endswith(REPLACEMENT) or self._is_byte(tokens[-1]):
             return ""
-        self._context, self._pending = self._pending, []
-        self._context_text = self._decode(self._context)
+        self._window += self._pending
+        self._known = len(text)
+        if len(self._window) > WINDOW:
+            self._window = self._pending
+            self._known = len(self._decode(self._window))
+        self._pending = []
         stable, self._fresh = self._held + fresh, ""
         hold = self._hold(stable)
         self._held = stable[len(stable) - hold :]

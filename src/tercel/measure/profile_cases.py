@@ -40,7 +40,7 @@ def output_case(target: TargetModel, width: int) -> Case:
 
 def head_cases(proposer: HeadProposer, context: Context) -> Iterator[tuple[str, Case]]:
     """By name: `commit`, what a step's tokens leave in the head; then the levels of a tree or chain, of which the first
-    is but the output layer over what `commit` gave. What is made of their numbers is not the head's.
+    is but the output layer over what `commit` gave; each with the choice of its likeliest drafts.
 
     context: with the layers that the head reads.
     """
