@@ -19,6 +19,7 @@ from tercel.errors import TercelError
 from tercel.target_model.backend_names import OPENVINO
 from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
+from tercel.target_model.prefill import CHUNK
 from tercel.target_model.protocol import TargetModel
 from tercel.target_model.transfer import to_device
 
@@ -98,13 +99,15 @@ class HeadProposer(Proposer):
         parts = [self._behind[row] for row in rows]
         layers = [[torch.cat(layer) for layer in zip(*(c.layers for c in part), strict=True)] for part in parts]
         tokens = [[token for c in part for token in c.tokens] for part in parts]
+        self._behind = [[] for _ in self._behind]
+        at_once = len(rows) * max(map(len, tokens)) <= CHUNK
         with self.clock.phase("head"):
+            output = (self.state.extend if at_once else self.state.fill)(layers, tokens, rows)
             if len(rows) == len(self._behind):
-                self.state.output = self.state.extend(layers, tokens)
+                self.state.output = output
             else:  # others have just joined
                 place = to_device(rows, self.target.device).long()
-                self.state.output = self.state.output.index_copy(0, place, self.state.extend(layers, tokens, rows))
-        self._behind = [[] for _ in self._behind]
+                self.state.output = self.state.output.index_copy(0, place, output)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self._behind = [self._behind[row] for row in rows]

@@ -50,8 +50,9 @@ class Prompt:
 
     @property
     def output(self) -> TargetOutput:
-        """Over all of it so far, `[1, T, ..]`."""
-        return joined(self._parts, 1)
+        """Over all of it so far, `[1, T, ..]`; held once."""
+        self._parts = [joined(self._parts, 1)]
+        return self._parts[0]
 
 
 def run_chunk(
