@@ -179,23 +179,28 @@ class LiveCosts:
         self.overall = 0.0  # logarithms of measured over tabled
         self.by_width = np.zeros(len(self.WIDTHS))
         self.steps = 0
-        self._tabled: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}  # by rows, most nodes
+        self._known: dict[int, tuple[Floats, Floats, Floats]] = {}  # by rows
         self._drafting = 0.0  # logarithm, of the head's costs; without a head milliseconds
         self._drafted = 0
 
     def forward_ms(self, rows: int, most: int, context: int) -> Floats:
         """Of 1 … `most` nodes; never falling."""
-        if (rows, most) not in self._tabled:
+        places, tabled = self._tabled(rows, most, context)
+        wrong = np.interp(places[:most], self.WIDTHS, self.by_width)
+        return np.maximum.accumulate(tabled[:most] * np.exp(self.overall + wrong))
+
+    def _tabled(self, rows: int, most: int, context: int) -> tuple[Floats, Floats]:
+        """For 1 … `most` nodes or more: where they lie among the widths, and what the table says."""
+        known = self._known.get(rows)
+        if known is None or len(known[0]) < most:
             nodes = np.arange(1, most + 1, dtype=float)
-            self._tabled[rows, most] = (np.log2(rows * nodes), *self.table.near_and_each(rows, nodes))
-        places, near, each = self._tabled[rows, most]
-        wrong = np.interp(places, self.WIDTHS, self.by_width)
-        tabled = near + max(0, context - self.table.context) * each
-        return np.maximum.accumulate(tabled * np.exp(self.overall + wrong))
+            known = self._known[rows] = (np.log2(rows * nodes), *self.table.near_and_each(rows, nodes))
+        places, near, each = known
+        return places, near + max(0, context - self.table.context) * each
 
     def saw_forward(self, rows: int, nodes: int, context: int, ms: float) -> None:
         """A step's forward took so long."""
-        tabled = float(self.table.forward_ms(rows, np.array([float(nodes)]), context)[0])
+        tabled = float(self._tabled(rows, nodes, context)[1][nodes - 1])
         place = min(math.log2(rows * nodes), self.WIDTHS[-1])
         near = np.maximum(0.0, 1 - np.abs(self.WIDTHS - place))  # the knots on either side
         news = math.log(max(ms, 1e-6) / tabled)

@@ -127,7 +127,7 @@ class Step:
         if not widest:
             return None
         order = (-paths).argsort(1, kind="stable")
-        ordered = np.take_along_axis(paths, order, 1)
+        ordered = paths[np.arange(self.rows)[:, None], order]
         self._best = np.sort(np.concatenate([self._best, -ordered[:, : self.policy.most]], 1), 1)[:, : self.policy.most]
         best = ordered[:, : min(widest, self.policy.most - 1)]
         width = self._next_width(best, depth)
@@ -157,10 +157,13 @@ class Step:
         while widths[-1] < most and pays[widths[-1]]:
             widths.append(min(2 * widths[-1], most))
         hoped = -(best_BK[:, : widths[-1], None] * children).reshape(self.rows, -1)
-        wide = np.repeat(np.arange(widths[-1]), len(children))
-        with_level = np.where(wide < np.array(widths)[:, None, None], hoped, 0.0)  # [W, B, ..]
-        known = np.broadcast_to(self._best, (len(widths), *self._best.shape))
-        worth = self._values(np.sort(np.concatenate([known, with_level], -1), -1)).max(-1)
+        known, each = self._best.shape[1], len(children)
+        with_level = np.zeros((len(widths), self.rows, known + hoped.shape[1]))
+        with_level[..., :known] = self._best
+        for own, width in zip(with_level, widths, strict=True):
+            own[:, known : known + width * each] = hoped[:, : width * each]
+        with_level.sort(-1)
+        worth = self._values(with_level).max(-1)
         worth -= [self.price * self.policy.costs.level_ms(self.rows * width) for width in widths]
         place = int(worth.argmax())
         return widths[place] if worth[place] > self._values(self._best).max() else 0
