@@ -12,7 +12,6 @@ makers mean it to, but for what needs a GPU: SpecForge's fused loss is plain PyT
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import sys
@@ -117,11 +116,12 @@ def tercel(given: Given) -> tuple[Step, dict[str, Any]]:
 
 
 def specforge(given: Given) -> tuple[Step, dict[str, Any]]:
-    import_without_triton("specforge.core.loss")
+    loss_module: Any = ModuleType("specforge.core.loss")  # the real one cannot be imported without Triton
+    loss_module.LogSoftmaxLoss = SimpleNamespace(apply=plain_loss)
+    sys.modules[loss_module.__name__] = loss_module
     from specforge.algorithms.eagle3 import model as eagle3
     from specforge.modeling.draft.llama3_eagle import LlamaForCausalLMEagle3
 
-    eagle3.LogSoftmaxLoss = SimpleNamespace(apply=plain_loss)
     job = given.job
     draft = LlamaForCausalLMEagle3(given.llama(draft_vocab_size=job["draft_vocab_size"]), attention_backend="sdpa")
     draft = draft.to(given.dtype)
@@ -144,19 +144,6 @@ def specforge(given: Given) -> tuple[Step, dict[str, Any]]:
         return sum(0.8**number * one for number, one in enumerate(losses))  # type: ignore[return-value]
 
     return optimized(draft, loss), {"attention": "sdpa", "loss": "plain PyTorch", "teacher": "compact"}
-
-
-def import_without_triton(module: str) -> None:
-    """Where there is no Triton its kernels are imported as they are, not to be run."""
-    if importlib.util.find_spec("triton") is not None:
-        return
-    triton, language = ModuleType("triton"), ModuleType("triton.language")
-    triton.jit = lambda kernel: kernel  # type: ignore[attr-defined]
-    triton.language = language  # type: ignore[attr-defined]
-    language.constexpr = int  # type: ignore[attr-defined]
-    sys.modules |= {"triton": triton, "triton.language": language}
-    importlib.import_module(module)
-    del sys.modules["triton"], sys.modules["triton.language"]  # others ask whether it is there
 
 
 def plain_loss(logits: Tensor, target: Tensor, mask: Tensor) -> Tensor:

@@ -35,7 +35,8 @@ OPTIMUM = ("optimum==2.3.0", "optimum-intel==2.2.0")  # their own requirements a
 DIFFUSERS = "diffusers==0.39.0"  # an import of optimum-intel's head conversion; newer ones pull a newer hub library
 LLAMA = "llama-cpp-python==0.3.36"
 CONVERSION = ("transformers==5.19.0", "sentencepiece==0.2.3", "protobuf", "requests", "cmake", "ninja")
-TRAINERS = ("specforge==0.2.0", "speculators==0.9.0")  # their own requirements ask for engines and GPU libraries
+# Their own requirements ask for engines and GPU libraries.
+TRAINERS = ("specforge==0.2.0", "speculators==0.9.0", "hs-connectors==0.9.0")
 TRAINING = (
     "transformers==5.8.1",
     "numpy",
@@ -51,6 +52,9 @@ TRAINING = (
     "typer",
     "protobuf",
     "requests",
+    "httpx",
+    "aiohttp",
+    "openai>=2",
 )
 
 
