@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tercel.chat import TokenizedChat, load_chats
+from tercel.chat import TokenizedChat, lines, load_chats
 from tercel.chat.store import ChatStore, SomeChats
 from tercel.errors import TercelError
 from tercel.train.batches import data_digest, plan_batches, split, supervised_counts, usable
@@ -72,7 +72,8 @@ def peak(path: Path) -> int:
     return most
 
 
-def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "BLOCK", 1 << 14)  # of a file: less than the smaller one has
     peaks = []
     for count in (20, 200):
         path = tmp_path / f"{count}.jsonl"

@@ -61,7 +61,7 @@ def test_it_is_another_target_and_the_head_of_the_stored_one_is_warned_of() -> N
     assert half.fingerprint.endswith("-int8")
     trained = HeadInfo(TargetIdentity("llama", stored.fingerprint, stored.tokenizer_digest))
     (found,) = misfits(replace(random_draft(stored), info=trained), target)
-    assert (found.what, found.severity) == ("weights", "warn")
+    assert (found.what, found.severity) == ("weights", "note")
     assert "was trained for llama with its own weights, and here they are int8" in str(found)
 
 

@@ -169,5 +169,5 @@ def test_a_run_needs_no_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         if weight.is_floating_point():
             assert float((weight - heads[1][name]).norm()) <= 0.1 * float(weight.norm()) + 1e-3, name
     monkeypatch.undo()
-    with pytest.raises(TercelError, match="another run"):
+    with pytest.raises(TercelError, match="a run with other settings, data or target"):
         run(tmp_path / "read", dtype=BF16)

@@ -196,7 +196,7 @@ def test_ctrl_c_in_an_evaluation_makes_it_again(tmp_path, whole, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("tercel.train.loop.simulate", interrupted)
+        patch.setattr("tercel.train.loop.simulate_batch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "r")
     assert torch.load(RunFolder(tmp_path / "r").state, weights_only=True)["step"] == 2

@@ -64,8 +64,13 @@ def open_head(name: str | None, target: Target, options: DraftOptions) -> DraftM
     Raises `TercelError` if there is no such head, it is damaged, or it is another target's.
     """
     from tercel.decode.compat import load_draft
+    from tercel.draft.misfits import misfits
 
-    return load_draft(name, target, force=options.force_head, layer_ids=options.layer_ids.meaning)
+    head = load_draft(name, target, force=options.force_head, layer_ids=options.layer_ids.meaning)
+    for misfit in misfits(head, target):
+        if misfit.severity == "note":
+            say(f"note: {misfit}")
+    return head
 
 
 def open_proposer(head: str | None, target: Target, options: DraftOptions, slots: int = 1) -> Proposer:

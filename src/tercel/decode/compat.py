@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tercel.draft import DraftModel
 from tercel.draft.binding import bind
-from tercel.draft.misfits import check_fits
+from tercel.draft.misfits import misfits
 from tercel.errors import TercelError
 from tercel.heads import resolve_head
 from tercel.interop.formats.read import LayerIds, read_head
@@ -25,6 +25,7 @@ def load_draft(
     model = read_head(
         path, dtype=target.dtype, device=str(target.device), num_layers=target.num_layers, layer_ids=layer_ids
     )
-    if not force and (warnings := check_fits(model, target)):
-        raise TercelError(f"{warnings[0]}; --force-head uses it anyway")
+    for misfit in () if force else misfits(model, target):
+        if misfit.severity != "note":
+            raise TercelError(str(misfit) + ("; --force-head uses it anyway" if misfit.severity == "warn" else ""))
     return bind(model, target)

@@ -40,12 +40,12 @@ class Misfit:
     """One thing in which a head and a target differ.
 
     what: "sizes", "feature layers", "tokenizer" or "weights". severity: "refuse" where drafts would be nonsense or
-    nothing would run, "warn" where only acceptance may suffer. found, advice: what is wrong and what to do, which
-    together are a sentence.
+    nothing would run, "warn" where only acceptance may suffer, "note" where that was asked for. found, advice: what is
+    wrong and what to do, which together are a sentence.
     """
 
     what: str
-    severity: Literal["refuse", "warn"]
+    severity: Literal["refuse", "warn", "note"]
     found: str
     advice: str
 
@@ -116,7 +116,7 @@ def _weights(model: DraftModel, target: KnownTarget) -> Iterator[Misfit]:
         return
     if target.is_rounded_from(own.weights):
         found = f"{_where(model)} was trained for {own.name} with its own weights, and here they are int8"
-        yield Misfit("weights", "warn", found, "a few more drafts may be refused than without --weights")
+        yield Misfit("weights", "note", found, "a few more drafts may be refused than without --weights")
         return
     yield Misfit(
         "weights",
