@@ -22,7 +22,10 @@ def test_full_disk_while_training(tmp_path: Path, world: World, room: int) -> No
     command = ["train", world.target, "--data", str(world.answers), "--out", str(out), *RECIPE]
     with full_disk(room):
         ended = run(*command)
-    refused(ended, str(out), "disk")
+    if room > 300:
+        refused(ended, str(out), "disk")
+    else:  # not even the tokenised conversations
+        refused(ended, "cannot be kept", "free space")
     assert not [name for name in everything(tmp_path) if ".part" in name or name.endswith(".old")]
     # a state that is there is whole: the same command goes on from it, to the same head
     saved = (out / "training" / "state.pt").exists()
