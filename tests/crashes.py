@@ -145,9 +145,9 @@ class _Points:
         builtins.open = io.open = opening
         from tercel.draft import checkpoint
         from tercel.interop.engines import weights
-        from tercel.train import features
+        from tercel.train import feature_store
 
-        for module in (checkpoint, weights, features, safetensors.torch):
+        for module in (checkpoint, weights, feature_store, safetensors.torch):
             module.save_file = self._after(module.save_file)  # type: ignore[attr-defined]
         torch.save = self._after(torch.save)
 
