@@ -33,7 +33,7 @@ from tercel.locks import made_once
 from tercel.reading import read_json
 from tercel.target_model.protocol import TargetModel
 
-FORMAT = 3
+FORMAT = 4
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 FAR_WIDTHS = (1, 8, 32)  # measured behind a long context too
 LEVELS = (1, 4, 8, 16)

@@ -45,7 +45,7 @@ class OpenVinoBlocks:
 
     backend = OPENVINO
     torch_threads = 1  # of torch's own there is little to compute
-    block_widths = (1, 8, 16, 32, 64, 128)
+    block_widths = (1, 4, 8, 16, 32, 64, 128)
     renews = False  # what it would be needed for is refused
 
     def __init__(self, target: Target, capture: Sequence[int], keep: bool, say: Say) -> None:
