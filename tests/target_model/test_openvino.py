@@ -289,6 +289,8 @@ def test_sizes_that_come_again_have_graphs_of_their_own(monkeypatch: pytest.Monk
     assert list(graph._own) == [5, 7]
     assert run(6, often - 1) == 4
     assert list(graph._own) == [5, 7]
+    graph.run([torch.randn(9, 4)], [torch.empty(9, 4)], 9, 1)  # none is given up for what came once
+    assert list(graph._own) == [5, 7]
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same bits", "other bits"])

@@ -26,7 +26,7 @@ from tercel.measure.summary import (
 from tercel.measure.tasks import Question, Task, prompt_ids
 from tercel.target_model.protocol import TargetModel
 
-WARM_UP_TOKENS = 32
+WARM_UP_TOKENS = 96  # so many that what is prepared on the way is ready
 SEED_STRIDE = 1000  # repetitions of a question have seeds this far apart
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 ATTENDING = 5.0  # how many times as long a byte of the cache takes as one of the weights
-MOST = 4  # instances of a graph for sizes of their own
+MOST = 6  # instances of a graph for sizes of their own
 OFTEN, SOON = 256, 8  # 1 to 2 s over 3 to 4 ms, or a dozen after another size; of one row where many are to come
 
 
@@ -143,7 +143,7 @@ class OpenVinoBlocks:
         part, target = f"layers, giving inputs of {layers}", self._target
         model = _graph(target, part, self._keep, self._say, lambda: convert_decoder(target.stock, layers, target.int8))
         self._layout = Layout.of(model)
-        self._graph = CompiledGraph(model, self._target.dtype, self._spare, growing=slot_axes(model))
+        self._graph = CompiledGraph(model, self._target.dtype, self._spare, OFTEN, slot_axes(model))
         self._captured = tuple(layers)
 
     @property
