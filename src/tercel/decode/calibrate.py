@@ -33,7 +33,7 @@ from tercel.locks import made_once
 from tercel.reading import read_json
 from tercel.target_model.protocol import TargetModel
 
-FORMAT = 4
+FORMAT = 5
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 FAR_WIDTHS = (1, 8, 32)  # measured behind a long context too
 LEVELS = (1, 4, 8, 16)
@@ -107,6 +107,7 @@ def measure_costs(
 
     progress: pieces run, and at most to run.
     """
+    target.expect_many()  # costs are those of a run that goes on for a while
     capture = () if head is None else head.feature_layers
     longest = max(1, target.context_length - WIDTHS[-1] - 1)
     widths = [width for width in WIDTHS if width < target.context_length] if target.tree_support.chain else [1]
