@@ -75,7 +75,7 @@ class CompiledGraph:
         """An instance for the next time, if it pays to have one."""
         self._met[sizes] += 1
         if len(self._own) == self._spare:  # another would lose its own
-            often = max(often, self._often)
+            often = max(often, 4 * self._often)
         if sizes is None or not self._spare or self._met[sizes] < often:
             return None
         del self._met[sizes]
