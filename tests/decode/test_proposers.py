@@ -103,7 +103,7 @@ def test_what_is_missing_is_said(ngram: Path) -> None:
     ("name", "words"),
     [
         ("eagle", "there is no method eagle; did you mean eagle3?"),
-        ("xyz", "known are vanilla, eagle3, eagle3-sampled-chain, and MODULE:ATTRIBUTE"),
+        ("xyz", "known are vanilla, .*eagle3-sampled-chain, .*and MODULE:ATTRIBUTE"),
         ("no_such_module:KIND", "no_such_module:KIND cannot be imported .*no_such_module.*PYTHONPATH"),
         (":", "cannot be imported"),
         ("", "there is no method"),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,6 +52,24 @@ class DraftTree:
     def root_only(cls, root: int) -> DraftTree:
         """No draft: verification then is token-by-token decoding."""
         return cls.chain(root, ())
+
+    @classmethod
+    def merged(cls, root: int, paths: Iterable[Sequence[int]], nodes: int) -> DraftTree:
+        """All these paths from `root`, each beginning that they share only once: the first of them, up to `nodes`
+        nodes, root included."""
+        tokens, parents, known = [root], [-1], dict[tuple[int, int], int]()
+        for path in paths:
+            node = 0
+            for token in path:
+                child = known.get((node, token))
+                if child is None:
+                    if len(tokens) == nodes:
+                        break
+                    child = known[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = child
+        return cls(torch.tensor(tokens), torch.tensor(parents))
 
     @cached_property
     def tokens(self) -> Tensor:

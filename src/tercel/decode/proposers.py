@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from tercel.target_model.protocol import TargetModel
 
 VANILLA, EAGLE3, SAMPLED_CHAIN = "vanilla", "eagle3", "eagle3-sampled-chain"
+PLD = "pld"
 
 # where each kind stands: imported when it is needed, since names are asked for before torch is there
 KINDS: dict[str, str] = {
     VANILLA: "tercel.decode.vanilla:KIND",
     EAGLE3: "tercel.decode.eagle3:KIND",
     SAMPLED_CHAIN: "tercel.decode.sampled_chain:KIND",
+    PLD: "tercel.decode.pld:KIND",
 }
 OnPiece = Callable[[int, int], None]
 _PARTS = {"head": "a draft head", "model": "a second model"}
