@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tercel.target_model.protocol import TargetModel
 
 VANILLA, EAGLE3, SAMPLED_CHAIN = "vanilla", "eagle3", "eagle3-sampled-chain"
-PLD = "pld"
+PLD, SUFFIX = "pld", "suffix"
 
 # where each kind stands: imported when it is needed, since names are asked for before torch is there
 KINDS: dict[str, str] = {
@@ -30,6 +30,7 @@ KINDS: dict[str, str] = {
     EAGLE3: "tercel.decode.eagle3:KIND",
     SAMPLED_CHAIN: "tercel.decode.sampled_chain:KIND",
     PLD: "tercel.decode.pld:KIND",
+    SUFFIX: "tercel.decode.suffix:KIND",
 }
 OnPiece = Callable[[int, int], None]
 _PARTS = {"head": "a draft head", "model": "a second model"}
