@@ -69,7 +69,7 @@ class DraftTree:
                     tokens.append(token)
                     parents.append(node)
                 node = child
-        return cls(torch.tensor(tokens), torch.tensor(parents))
+        return cls(tokens, parents)
 
     @cached_property
     def tokens(self) -> Tensor:

@@ -20,14 +20,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tercel import limits
 from tercel.chat.panics import guarded
+from tercel.decode.block import Block
 from tercel.decode.clock import PhaseClock
-from tercel.decode.draft_tree import DraftTree
 from tercel.decode.proposer import Proposer
 from tercel.decode.request import ActiveRequest
 from tercel.decode.sampling import best_tokens, choose_token
@@ -160,11 +159,11 @@ class DecodingLoop:
         with clock.phase("tree"):
             depths = [self.target.block_depth(length) for length in self._cache.lengths[: len(self._rows)]]
             proposals = [p.up_to(depth) for p, depth in zip(self.proposer.propose(self._rows), depths, strict=True)]
-        proposals, output, verdicts = self._judge(proposals)
+        block, output, verdicts = self._judge(proposals)
         with guarded(hush=True):  # once, not for every piece of text
             events = [
                 self._take(row, verdict, len(proposal.tree))
-                for row, verdict, proposal in zip(self._rows, verdicts, proposals, strict=True)
+                for row, verdict, proposal in zip(self._rows, verdicts, block.proposals, strict=True)
             ]
         paths = [[0, *verdict.path] if isinstance(verdict, Verdict) else [0] for verdict in verdicts]
         with clock.phase("cache"):
@@ -175,49 +174,39 @@ class DecodingLoop:
                 self.proposer.select_rows(survivors)
         with clock.phase("tree"):
             if survivors:
-                self.proposer.commit(self._committed(events, output, paths, survivors))
+                self.proposer.commit(self._committed(events, block, output, paths, survivors))
         seconds = clock.now() - started
         spent = {phase: clock.seconds[phase] - before[phase] for phase in before}
         finished = [row.spend(event, seconds, spent) for row, event in zip(self._rows, events, strict=True)]
         self._rows = [self._rows[i] for i in survivors]
         return finished
 
-    def _judge(self, proposals: list[Proposal]) -> tuple[list[Proposal], TargetOutput, list[Verdict | Exception]]:
+    def _judge(self, proposals: list[Proposal]) -> tuple[Block, TargetOutput, list[Verdict | Exception]]:
         """All trees run and verified. A row that fails is run again without its drafts, so that its answer ends where
         it would token by token: the NaN of a wrong draft reaches all nodes, whatever the mask.
 
         Drafts that were drawn stay: to draw anew only where they failed would change the text's distribution.
         """
-        nodes = max(len(proposal.tree) for proposal in proposals)  # of both forwards: the second covers the first
+        block = Block(proposals)
         while True:
             with self._clock.phase("target"):
-                output = self._run_trees([proposal.tree for proposal in proposals], nodes)
-                logits = self.target.logits(output.hidden)  # [B, N, V]
+                output = self._run(block)
+                logits = self.target.logits(output.hidden[:, : block.nodes])  # [B, N, V]
             with self._clock.phase("verify"):
-                verdicts = self._verify(proposals, logits)
+                verdicts = self._verify(block.proposals, logits)
             alone = [
                 p.up_to(0) if isinstance(verdict, Exception) and p.distributions is None else p
-                for p, verdict in zip(proposals, verdicts, strict=True)
+                for p, verdict in zip(block.proposals, verdicts, strict=True)
             ]
-            if alone == proposals:
-                return proposals, output, verdicts
-            proposals = alone
+            if alone == block.proposals:
+                return block, output, verdicts
+            block = block.of(alone)
 
-    def _run_trees(self, trees: Sequence[DraftTree], nodes: int) -> TargetOutput:
-        """One forward over every row's tree, `nodes` wide; what a tree lacks are nodes that see only themselves."""
-        # tokens, positions and masks travel together: one copy to the device a step
-        packed = np.zeros((len(trees), nodes, 2 + nodes), np.int64)
-        packed[:, :, 2:] = np.eye(nodes, dtype=np.int64)
-        for own, tree, start in zip(packed, trees, self._cache.lengths, strict=False):
-            n = len(tree)
-            own[:n, 0] = tree.token_list
-            own[:n, 1] = tree.depth_list
-            own[:, 1] += start  # the root's position is the cache's length
-            own[:n, 2 : 2 + n] = tree.ancestor_mask().numpy()
-        there = to_device(torch.from_numpy(packed), self.target.device)
-        tokens, positions = there[:, :, 0].contiguous(), there[:, :, 1].contiguous()
-        seen, layers = there[:, :, 2:] > 0, self.proposer.feature_layers
-        return self.target.forward(tokens, positions, self._cache, seen, layers, range(len(trees)))
+    def _run(self, block: Block) -> TargetOutput:
+        """One forward over every row's tree, and what is computed beside it."""
+        tokens, positions, seen = block.on(self.target.device, self._cache.lengths)
+        layers = self.proposer.feature_layers
+        return self.target.forward(tokens, positions, self._cache, seen, layers, range(len(tokens)))
 
     def _verify(self, proposals: Sequence[Proposal], logits: Tensor) -> list[Verdict | Exception]:
         """A verdict a row, or why it has none; for greedy requests all that leaves the device is the best token of
@@ -246,7 +235,12 @@ class DecodingLoop:
             return row.fail(error)
 
     def _committed(
-        self, events: Sequence[Event], output: TargetOutput, paths: Sequence[list[int]], rows: Sequence[int]
+        self,
+        events: Sequence[Event],
+        block: Block,
+        output: TargetOutput,
+        paths: Sequence[list[int]],
+        rows: Sequence[int],
     ) -> list[Committed]:
         """What became permanent for `rows`, its features gathered with one index for all rows and layers."""
         features: list[tuple[Tensor, ...]] = [()] * len(rows)
@@ -257,7 +251,10 @@ class DecodingLoop:
             together = torch.cat(output.layers, -1)[index[:, :1], index[:, 1:]].unbind()
             sizes = [layer.shape[-1] for layer in output.layers]
             features = [own[: len(paths[row])].split(sizes, -1) for row, own in zip(rows, together, strict=True)]
-        return [Committed(events[row].emission.tokens, layers) for row, layers in zip(rows, features, strict=True)]
+        return [
+            Committed(events[row].emission.tokens, layers, block.beside(output, row))
+            for row, layers in zip(rows, features, strict=True)
+        ]
 
     def _admit(self) -> list[Event]:
         """Run prompts of waiting requests as far as slots and this step allow; each that ends yields a first token."""

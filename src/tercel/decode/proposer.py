@@ -32,7 +32,7 @@ class Proposer(Protocol):
     A subclass that keeps no state has a name, `max_nodes` and `propose`; what it inherits does nothing.
 
     name: what reports call it. feature_layers: which target layers it wants captured. max_nodes: the largest tree it
-    proposes, root included. needs_tree: whether that is ever more than a chain.
+    proposes, root included, and what it has computed beside that. needs_tree: whether that is ever more than a chain.
     """
 
     name: str

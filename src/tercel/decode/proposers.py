@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tercel.target_model.protocol import TargetModel
 
 VANILLA, EAGLE3, SAMPLED_CHAIN = "vanilla", "eagle3", "eagle3-sampled-chain"
-PLD, SUFFIX = "pld", "suffix"
+PLD, SUFFIX, LOOKAHEAD = "pld", "suffix", "lookahead"
 
 # where each kind stands: imported when it is needed, since names are asked for before torch is there
 KINDS: dict[str, str] = {
@@ -31,6 +31,7 @@ KINDS: dict[str, str] = {
     SAMPLED_CHAIN: "tercel.decode.sampled_chain:KIND",
     PLD: "tercel.decode.pld:KIND",
     SUFFIX: "tercel.decode.suffix:KIND",
+    LOOKAHEAD: "tercel.decode.lookahead:KIND",
 }
 OnPiece = Callable[[int, int], None]
 _PARTS = {"head": "a draft head", "model": "a second model"}

@@ -34,7 +34,8 @@ PAUSE, LONGEST_PAUSE = 4, 64  # steps without drafts before one is tried again
 
 
 class TreePolicy:
-    """Sizes the drafts of one loop. most: nodes of a tree, root included, that are thought of."""
+    """Sizes the drafts of one loop. most: nodes of a tree, root included, and what is computed beside it, that are
+    thought of."""
 
     def __init__(self, costs: LiveCosts, chances: Chances, most: int) -> None:
         self.costs, self.chances, self.most = costs, chances, most
@@ -214,6 +215,9 @@ class Step:
     def choose(self, proposals: Sequence[Proposal]) -> list[Proposal]:
         """What of the proposals is to be verified. What grew as large as pays stays as it is, as do drafts that were
         drawn: how long they may be was said before, without a look at them."""
+        beside = max(p.width - len(p.tree) for p in proposals)  # is computed beside a tree of whatever size
+        if beside:
+            self._charged = self.price * (self.curve[beside:] - self.curve[beside])
         if not self._sized and any(p.distributions is None for p in proposals):
             paths = [self._path_chances(p, s) for p, s in zip(proposals, self.sampled, strict=True)]
             table = np.zeros((self.rows, max(map(len, paths)) - 1))
@@ -224,7 +228,7 @@ class Step:
                 p if p.distributions is not None else p.best(chances, nodes)
                 for p, chances in zip(proposals, paths, strict=True)
             ]
-        self.nodes, self.drafted = max(len(p.tree) for p in proposals), True
+        self.nodes, self.drafted = max(len(p.tree) for p in proposals) + beside, True
         return list(proposals)
 
     def _path_chances(self, proposal: Proposal, sampled: bool) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +15,8 @@ from tercel.decode.generation_config import sampling_for
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.stopping import Emission
 from tercel.draft.acceptance import acceptance_length, tokens_of_steps
+from tercel.errors import TercelError
+from tercel.target_model.output import TargetOutput
 from tercel.target_model.protocol import TargetModel
 
 
@@ -38,21 +40,79 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False)
+class Aside:
+    """`M` tokens that the target computes beside a tree and does not verify: what comes of them, in `Committed.aside`,
+    is the proposer's affair.
+
+    Each sees the text, the tree's node that it hangs `at` with that node's ancestors (left out, all hang at the root),
+    and of the others what `seen` says, bool `[M, M]`, itself included. depths: how far behind the root's position
+    theirs are, at least 1. numbers: what the proposer calls them, to know them by where some were left out; left out
+    here, 0, 1, …
+    Raises `TercelError` for sizes that do not fit each other, and for a depth below 1.
+    """
+
+    tokens: Sequence[int]
+    depths: Sequence[int]
+    seen: NDArray[np.bool_]
+    at: Sequence[int] = ()
+    numbers: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.tokens)
+        for name in ("at", "numbers"):
+            if not len(getattr(self, name)):
+                object.__setattr__(self, name, range(count) if name == "numbers" else (0,) * count)
+        sizes = {len(self.depths), len(self.at), len(self.numbers), *self.seen.shape}
+        if sizes != {count} or not count or min(self.depths) < 1 or not self.seen.diagonal().all():
+            raise TercelError(
+                f"{count} tokens beside a draft tree need as many depths, from 1 on, and a mask [{count}, {count}] in "
+                f"which each sees itself, not {len(self.depths)} depths and a mask {list(self.seen.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def only(self, wanted: Sequence[bool], nodes: Sequence[int] | None = None) -> Aside | None:
+        """Those that are wanted and see only such; None if there are none. nodes: of the tree, if it is cut to them."""
+        keep = np.array(wanted, dtype=bool)
+        while (blind := keep & (self.seen & ~keep).any(1)).any():
+            keep &= ~blind
+        if keep.all() and nodes is None:
+            return self
+        places = np.flatnonzero(keep).tolist()
+        if not places:
+            return None
+        new = {node: number for number, node in enumerate(nodes or range(max(self.at) + 1))}
+        tokens, depths, numbers = ([of[i] for i in places] for of in (self.tokens, self.depths, self.numbers))
+        return Aside(tokens, depths, self.seen[np.ix_(places, places)], [new[self.at[i]] for i in places], numbers)
+
+
+@dataclass(frozen=True, eq=False)
 class Proposal:
     """A draft tree.
 
-    distributions: for drafts that were *sampled*, the `[V]` distribution that the children of a node were drawn from
-    (None: the drafts are deterministic). log_q: `[N]`, how likely the proposer holds each node to be if its parent is
-    right, as a logarithm, the root's 0 (None: it does not say).
+    aside: what is to be computed beside it. distributions: for drafts that were *sampled*, the `[V]` distribution that
+    the children of a node were drawn from (None: the drafts are deterministic). log_q: `[N]`, how likely the proposer
+    holds each node to be if its parent is right, as a logarithm, the root's 0 (None: it does not say).
     """
 
     tree: DraftTree
     distributions: Callable[[int], Tensor] | None = None
     log_q: NDArray[np.float64] | None = None
+    aside: Aside | None = None
+
+    @property
+    def width(self) -> int:
+        """Tokens that a forward over it computes."""
+        return len(self.tree) + (0 if self.aside is None else len(self.aside))
 
     def up_to(self, depth: int) -> Proposal:
-        """Without what lies deeper. Sampled drafts are chains, so the nodes that stay keep their numbers."""
-        return self._only([node for node, own in enumerate(self.tree.depth_list) if own <= depth])
+        """Without what lies deeper. Sampled drafts stand level by level, so the nodes that stay keep their
+        numbers."""
+        near = self
+        if self.aside is not None and max(self.aside.depths) > depth:
+            near = replace(self, aside=self.aside.only([own <= depth for own in self.aside.depths]))
+        return near._only([node for node, own in enumerate(self.tree.depth_list) if own <= depth])
 
     def best(self, chances: NDArray[np.float64], nodes: int) -> Proposal:
         """The `nodes` likeliest nodes, by the chances `[N]` of their whole paths; with every node its parent."""
@@ -62,7 +122,10 @@ class Proposal:
         if len(nodes) == len(self.tree):
             return self
         log_q = None if self.log_q is None else self.log_q[nodes]
-        return replace(self, tree=self.tree.only(nodes), log_q=log_q)
+        aside, kept = self.aside, set(nodes)
+        if aside is not None:
+            aside = aside.only([node in kept for node in aside.at], nodes)
+        return replace(self, tree=self.tree.only(nodes), log_q=log_q, aside=aside)
 
 
 @dataclass(frozen=True)
@@ -72,10 +135,20 @@ class Committed:
     tokens: the accepted ones and the target's own, `a + 1` of them, as far as the answer goes on.
     layers: captured features `[a + 1, K]` a layer of the root and the accepted tokens; entry `i` is the feature of
     the token before `tokens[i]`.
+    aside: what came of the tokens beside the tree, as far as they were run; None if none were.
     """
 
     tokens: tuple[int, ...]
     layers: tuple[Tensor, ...]
+    aside: AsideOutput | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AsideOutput:
+    """numbers: which tokens of an `Aside` were run. output: what the target gave for them, `[1, M, ..]`."""
+
+    numbers: Sequence[int]
+    output: TargetOutput
 
 
 @dataclass(frozen=True)
