@@ -74,14 +74,14 @@ def test_names_make_what_they_name() -> None:
     chain = make_proposer("eagle3-sampled-chain", target, head=draft, shape=shape)
     assert isinstance(chain, SampledChain)
     assert chain.max_nodes == shape.depth + 1
-    assert [name for name in KINDS if proposer_kind(name).draws] == ["eagle3-sampled-chain"]
+    assert [name for name in KINDS if proposer_kind(name).draws] == ["eagle3-sampled-chain", "sps"]
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_proposer_goes_by_the_name_it_is_made_by(name: str) -> None:
     target = tiny_target("llama")
     costs = StepCosts({1: {1: 1.0}})
-    assert make_proposer(name, target, head=random_draft(target), costs=costs).name == name
+    assert make_proposer(name, target, head=random_draft(target), model=target, costs=costs).name == name
 
 
 def test_what_is_missing_is_said(ngram: Path) -> None:

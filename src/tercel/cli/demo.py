@@ -54,6 +54,7 @@ def command(
 ) -> None:
     """Stream answers with and without drafts, measure both, and write what came out."""
     draft.require_head_drafts()
+    draft.require_use_of_model(draft.method)
     from tercel.decode.engine import Engine
     from tercel.decode.generation_config import Asked
     from tercel.decode.types import Request

@@ -81,13 +81,40 @@ def open_proposer(head: str | None, target: Target, options: DraftOptions, slots
     """
     from tercel.decode.proposers import proposer_kind
 
+    options.require_use_of_model(options.method)
     needed = "head" in proposer_kind(options.method).needs
-    model = open_head(head, target, options) if needed else None
-    return ready_proposer(options.method, target, model, options, slots)
+    draft = open_head(head, target, options) if needed else None
+    return ready_proposer(options.method, target, draft, options, slots, open_draft_model(target, options))
+
+
+def open_draft_model(target: Target, options: DraftOptions) -> Target | None:
+    """What `--draft-model` names, computed as the target is; None if nothing is named.
+
+    Raises `TercelError` if it cannot be found or loaded.
+    """
+    if options.draft_model is None:
+        return None
+    from tercel.target_model.backend_names import OPENVINO, TORCH
+    from tercel.target_model.backends import with_backend
+    from tercel.target_model.model import Target
+    from tercel.target_model.sources import resolve
+
+    name, backend = options.draft_model, TORCH if target.backend == TORCH else OPENVINO
+    with fetching_bar() as on_bytes:
+        resolve(name, on_bytes)
+    with working(f"loading {name}"):
+        # which bits its drafts have changes no text
+        model = Target.load(name, dtype=target.dtype, device=str(target.device), same_bits=False)
+        return with_backend(model, backend, say=lambda note: say(f"note: {note}"))
 
 
 def ready_proposer(
-    name: str, target: Target, head: DraftModel | None, options: DraftOptions, slots: int = 1
+    name: str,
+    target: Target,
+    head: DraftModel | None,
+    options: DraftOptions,
+    slots: int = 1,
+    model: Target | None = None,
 ) -> Proposer:
     """The proposer of that name, with a bar while the machine's costs are measured that size its drafts.
 
@@ -100,6 +127,7 @@ def ready_proposer(
             name,
             target,
             head=head,
+            model=model,
             shape=options.shape,
             slots=slots,
             progress=lambda done, total: bar(done, total, ""),

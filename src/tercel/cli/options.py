@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from tercel.cli.paths import user_name, user_names, user_path
-from tercel.decode.proposers import EAGLE3, VANILLA, check_known, proposer_kind
+from tercel.decode.proposers import EAGLE3, SPS, VANILLA, check_known, proposer_kind
 from tercel.errors import TercelError
 from tercel.reading import short
 from tercel.target_model.backend_names import AUTO, INT8, OPENVINO, TORCH
@@ -191,6 +191,16 @@ class DraftOptions:
             rich_help_panel=_DRAFT,
         ),
     ] = AUTO
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            parser=user_name,
+            help="A second, smaller model of the same tokenizer that drafts, for --draft sps; named as TARGET is.",
+            show_default=False,
+            rich_help_panel=_DRAFT,
+        ),
+    ] = None
     layer_ids: LayerIdsOption = LayerIds.auto
     force_head: Annotated[
         bool,
@@ -225,6 +235,13 @@ class DraftOptions:
             return parse_shape(self.tree)
         except TercelError as error:
             raise TercelError(f"--tree {short(self.tree)}: {error}") from error
+
+    def require_use_of_model(self, *names: str) -> None:
+        """Raises `TercelError` for a `--draft-model` that none of the methods drafts with."""
+        if self.draft_model is not None and not any("model" in proposer_kind(name).needs for name in names):
+            raise TercelError(
+                f"--draft-model is of no use to {', '.join(names)}; ask for {SPS}, which needs one, or leave it out"
+            )
 
     def require_drafts(self) -> None:
         """For a verb that compares drafts with nothing. Raises `TercelError` for `--draft none`."""

@@ -23,9 +23,10 @@ import torch
 
 from tercel.decode.costs import HeadCosts, StepCosts
 from tercel.decode.head_proposer import HeadProposer
-from tercel.decode.pieces import Context, HeadContext, Piece
+from tercel.decode.pieces import COMMITTED, Context, HeadContext, Piece
 from tercel.decode.proposer import Proposer, innermost
 from tercel.decode.sampling import best_tokens
+from tercel.decode.sps import SpeculativeSampling
 from tercel.decode.stopwatch import Patience, time_in_turn
 from tercel.errors import TercelError
 from tercel.files import atomic_file, cache_dir, put_text
@@ -33,7 +34,7 @@ from tercel.locks import made_once
 from tercel.reading import read_json
 from tercel.target_model.protocol import TargetModel
 
-FORMAT = 5
+FORMAT = 6
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 FAR_WIDTHS = (1, 8, 32)  # measured behind a long context too
 LEVELS = (1, 4, 8, 16)
@@ -61,20 +62,21 @@ def step_costs(
     """
     drafting = innermost(proposer)
     head = drafting if isinstance(drafting, HeadProposer) else None
-    key = _key(target, head, slots)
+    model = drafting.model if isinstance(drafting, SpeculativeSampling) else None
+    key = _key(target, head, model, slots)
     try:
         file = cache_dir() / "costs" / f"{_digest(key)}.json"
         with made_once(file):  # two at once would only measure each other
             known = kept_costs(file, key)
             if known is None:
                 with target.beside():
-                    known, steadiness = measure_costs(target, head, slots, progress)
+                    known, steadiness = measure_costs(target, head, slots, progress, model=model)
                 if steadiness >= STEADY:
                     keep_costs(file, key, known)
             return known
     except TercelError:
         with target.beside():
-            return measure_costs(target, head, slots, progress)[0]
+            return measure_costs(target, head, slots, progress, model=model)[0]
 
 
 def kept_costs(file: Path, key: Mapping[str, Any]) -> StepCosts | None:
@@ -102,9 +104,11 @@ def measure_costs(
     slots: int = 1,
     progress: OnProgress = lambda done, total: None,
     patience: Patience = PATIENCE,
+    model: TargetModel | None = None,
 ) -> tuple[StepCosts, float]:
     """The table, and how steady the machine was while it was made: the fastest runs over the usual ones.
 
+    model: a second one that drafts, whose levels cost what a head's do elsewhere: a forward over a level's nodes.
     progress: pieces run, and at most to run.
     """
     target.expect_many()  # costs are those of a run that goes on for a while
@@ -123,6 +127,10 @@ def measure_costs(
         pieces = HeadContext(head, near)
         works |= {("keep up", 1, 1): lambda: (pieces.commit(), pieces.first_level())}
         works |= {("level", 1, n): pieces.level(n, LEVEL) for n in LEVELS}
+    if model is not None:
+        own = Context(model, max(1, min(NEAR, model.context_length - LEVELS[-1])), LEVELS[-1])
+        works |= {("keep up", 1, 1): _forward(own, COMMITTED, ())}
+        works |= {("level", 1, n): _forward(own, n, ()) for n in LEVELS}
     taken = time_in_turn(works, target.device, patience, progress)
     ms = {work: sorted(values)[len(values) // 4] for work, values in taken.items()}
     steady = [min(values) / statistics.median(values) for values in taken.values()]
@@ -168,12 +176,13 @@ def _forward(context: Context, nodes: int, capture: Sequence[int]) -> Piece:
     return lambda: best_tokens(target.logits(forward().hidden))
 
 
-def _key(target: TargetModel, head: HeadProposer | None, slots: int) -> dict[str, Any]:
+def _key(target: TargetModel, head: HeadProposer | None, model: TargetModel | None, slots: int) -> dict[str, Any]:
     """All that costs hang on: a head's weights do not, its sizes do."""
     return {
         "format": FORMAT,
         "target": target.fingerprint,
         "head": None if head is None else [type(head.head).__name__, repr(head.head.config), str(head.head.dtype)],
+        "model": None if model is None else [model.fingerprint, str(model.dtype), model.backend],
         "device": f"{target.device} {_processor(target.device)}",
         "backend": target.backend,
         "dtype": str(target.dtype),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tercel.target_model.protocol import TargetModel
 
 VANILLA, EAGLE3, SAMPLED_CHAIN = "vanilla", "eagle3", "eagle3-sampled-chain"
-PLD, SUFFIX, LOOKAHEAD = "pld", "suffix", "lookahead"
+PLD, SUFFIX, LOOKAHEAD, SPS = "pld", "suffix", "lookahead", "sps"
 
 # where each kind stands: imported when it is needed, since names are asked for before torch is there
 KINDS: dict[str, str] = {
@@ -32,9 +32,13 @@ KINDS: dict[str, str] = {
     PLD: "tercel.decode.pld:KIND",
     SUFFIX: "tercel.decode.suffix:KIND",
     LOOKAHEAD: "tercel.decode.lookahead:KIND",
+    SPS: "tercel.decode.sps:KIND",
 }
 OnPiece = Callable[[int, int], None]
-_PARTS = {"head": "a draft head", "model": "a second model"}
+_PARTS = {
+    "head": "a draft head, and none is given",
+    "model": "a second model, and none is given; name one with --draft-model (in Python, model=…)",
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def make_proposer(
     kind, parts = proposer_kind(name), Parts(target, head, model, shape)
     for need in kind.needs:
         if getattr(parts, need) is None:
-            raise TercelError(f"the method {name} drafts with {_PARTS[need]}, and none is given")
+            raise TercelError(f"the method {name} drafts with {_PARTS[need]}")
     proposer = kind.make(parts)
     return proposer if shape is not None else sized(proposer, target, costs, slots, progress)
 
