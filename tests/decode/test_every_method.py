@@ -12,7 +12,7 @@ from tercel.decode.costs import StepCosts
 from tercel.decode.engine import Engine
 from tercel.decode.loop import DecodingLoop
 from tercel.decode.proposer import Proposer
-from tercel.decode.proposers import LOOKAHEAD, PLD, SPS, SUFFIX, make_proposer, proposer_kind
+from tercel.decode.proposers import LOOKAHEAD, ORACLE, PLD, SPS, SUFFIX, make_proposer, proposer_kind
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
@@ -21,7 +21,7 @@ from tercel.target_model.capabilities import TreeSupport
 from tercel.target_model.model import Target
 from tests.decode.drafts import tiny_target
 
-METHODS = (PLD, SUFFIX, LOOKAHEAD, SPS)
+METHODS = (PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE)
 CHAIN, TREE = TreeShape.chain(4), TreeShape(3, 4, 9)
 # the second has a window of 8 tokens
 WAYS = (("llama", None, 2), ("gemma3", TREE, 3), ("gpt_neox", CHAIN, 1), ("mixtral", TREE, 2))

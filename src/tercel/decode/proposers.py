@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tercel.target_model.protocol import TargetModel
 
 VANILLA, EAGLE3, SAMPLED_CHAIN = "vanilla", "eagle3", "eagle3-sampled-chain"
-PLD, SUFFIX, LOOKAHEAD, SPS = "pld", "suffix", "lookahead", "sps"
+PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE = "pld", "suffix", "lookahead", "sps", "oracle"
 
 # where each kind stands: imported when it is needed, since names are asked for before torch is there
 KINDS: dict[str, str] = {
@@ -33,6 +33,7 @@ KINDS: dict[str, str] = {
     SUFFIX: "tercel.decode.suffix:KIND",
     LOOKAHEAD: "tercel.decode.lookahead:KIND",
     SPS: "tercel.decode.sps:KIND",
+    ORACLE: "tercel.decode.oracle:KIND",
 }
 OnPiece = Callable[[int, int], None]
 _PARTS = {
