@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tercel.decode.proposers import KINDS
 from tests.cli.conftest import World
 from tests.cli.running import refused, run
+from tests.tiny import save_tiny, tiny_tokenizer
 
 EXACT = ["--dtype", "float32"]
 OWN = "own_method:KIND"
@@ -82,3 +84,45 @@ def test_what_no_method_is_called(world: World) -> None:
     refused(run("bench", world.target, world.head, "--draft", OWN), OWN, "does not draft with the head")
     refused(run("bench", world.target, world.head, "--methods", "vanilla,own_method:X"), "cannot be imported")
     refused(run("verify", world.target, world.head, "--draft", "vanilla"), "nothing to compare")
+
+
+def test_the_methods_are_listed_with_what_they_need(tmp_path: Path) -> None:
+    listed = run("methods", "--json", str(tmp_path / "methods.json"))
+    assert listed.code == 0
+    rows = {row["name"]: row for row in json.loads((tmp_path / "methods.json").read_text())["methods"]}
+    assert set(rows) == {*KINDS, "transformers"}
+    assert {name: row["needs"] for name, row in rows.items() if row["needs"]} == {
+        "eagle3": ["HEAD"], "eagle3-sampled-chain": ["HEAD"], "sps": ["--draft-model"]
+    }  # fmt: skip
+    assert all(row["drafts"] and name in listed.out for name, row in rows.items())
+
+
+def test_all_methods_are_measured_that_have_what_they_need(tmp_path: Path, world: World) -> None:
+    asked = ["bench", world.target, "--tasks", f"{world.prompts}:2", "--max-new-tokens", "6", *EXACT]
+    out = tmp_path / "bench.json"
+    small = str(save_tiny(tmp_path, "llama", seed=3, num_hidden_layers=1))
+    done = run(*asked, "--methods", "all", "--draft-model", small, "--tree", "2x3x6", "--json", str(out))
+    assert done.code == 0, done.err
+    assert "note: eagle3 is left out: no head is given" in done.err
+    methods = json.loads(out.read_text())["tasks"]["prompts"]
+    assert set(methods) == {"vanilla", "transformers", "sps", "pld", "suffix", "lookahead"}
+    assert all(method["identical"] == 1 for name, method in methods.items() if name not in ("vanilla", "transformers"))
+    both = run(*asked, "--methods", "vanilla,oracle", "--tree", "chain:3", "--json", str(out))
+    assert both.code == 0, both.err
+    assert json.loads(out.read_text())["tasks"]["prompts"]["oracle"]["tau"] > 2
+
+
+def test_a_second_model_drafts(tmp_path: Path, world: World) -> None:
+    small = str(save_tiny(tmp_path, "llama", seed=3, num_hidden_layers=1))
+    few = ["--samples", "40", "--sampled-prompts", "1", "--sampled-tokens", "4", "--max-new-tokens", "6"]
+    sps = ["--draft", "sps", "--draft-model", small]
+    done = run("verify", world.target, *sps, "--tasks", f"{world.prompts}:1", *few)
+    assert done.code == 0, done.out + done.err
+    refused(run("generate", world.target, "--prompt", "x", "--draft", "sps"), "a second model, and none is given")
+    refused(
+        run("generate", world.target, "--prompt", "x", "--draft-model", small), "--draft-model is of no use to eagle3"
+    )
+    refused(run("bench", world.target, "--methods", "vanilla,pld", "--draft-model", small), "of no use to vanilla, pld")
+    tiny_tokenizer(last_merge="2 0").save_pretrained(small)
+    refused(run("generate", world.target, "--prompt", "x", *sps), "another tokenizer than")
+    refused(run("generate", world.target, "--prompt", "x", *sps[:3], str(tmp_path / "gone")), "gone")

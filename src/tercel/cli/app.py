@@ -24,6 +24,7 @@ from tercel.cli import (
     features,
     generate,
     inspect,
+    methods,
     profile,
     push,
     regenerate,
@@ -89,6 +90,7 @@ app.command("generate")(generate.command)
 app.command("chat")(chat.command)
 app.command("verify")(verify.command)
 app.command("bench")(bench.command)
+app.command("methods")(methods.command)
 app.command("profile")(profile.command)
 app.command("tune")(tune.command)
 app.command("inspect")(inspect.command)

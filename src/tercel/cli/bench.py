@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tercel import limits
-from tercel.cli.consoles import counting_bar, result_console
+from tercel.cli.consoles import counting_bar, result_console, say
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_head, open_sampling, open_target, ready_proposer, say_notes
+from tercel.cli.models import (
+    open_draft_model,
+    open_head,
+    open_sampling,
+    open_target,
+    ready_proposer,
+    say_notes,
+)
 from tercel.cli.options import (
     DataDirs,
     DecodingModelOptions,
@@ -23,10 +30,20 @@ from tercel.cli.options import (
     TaskList,
 )
 from tercel.cli.sampling_options import FollowConfig, Sample, Temperature
-from tercel.decode.proposers import EAGLE3, VANILLA, check_known, make_proposer, proposer_kind
+from tercel.decode.proposers import (
+    EAGLE3,
+    LOOKAHEAD,
+    PLD,
+    SPS,
+    SUFFIX,
+    VANILLA,
+    check_known,
+    make_proposer,
+    proposer_kind,
+)
 from tercel.errors import TercelError
 from tercel.files import write_json
-from tercel.heads import known_as
+from tercel.heads import known_as, shipped
 
 if TYPE_CHECKING:
     from tercel.decode.proposer import Proposer
@@ -41,6 +58,8 @@ if TYPE_CHECKING:
 
 TRANSFORMERS = "transformers"  # stock `generate()`, which is no proposer
 METHODS = (VANILLA, TRANSFORMERS, EAGLE3)
+ALL = "all"
+EVERY = (VANILLA, TRANSFORMERS, SPS, PLD, SUFFIX, LOOKAHEAD, EAGLE3)
 
 
 @with_groups
@@ -52,7 +71,11 @@ def command(
     tasks: TaskList = "demo",
     data_dir: DataDirs = None,
     methods: Annotated[
-        str, typer.Option(help="What is compared; vanilla is always needed, MODULE:ATTRIBUTE is a method of your own.")
+        str,
+        typer.Option(
+            help="What is compared (`tercel methods` lists them): vanilla is always needed, all means those whose head "
+            "or model is there, MODULE:ATTRIBUTE is a method of your own."
+        ),
     ] = ",".join(METHODS),
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per answer.")] = 128,
     temperature: Temperature = None,
@@ -73,9 +96,10 @@ def command(
     generation_config: FollowConfig = True,
 ) -> None:
     """Measure speed and acceptance on tasks, with 95 % intervals."""
-    names = parse_methods(methods)
+    names = every_method(target, head, draft) if methods == ALL else parse_methods(methods)
     if EAGLE3 in names:
         draft.require_head_drafts()
+    draft.require_use_of_model(*(name for name in names if name != TRANSFORMERS))
     if record and EAGLE3 not in names:
         raise TercelError("--record needs eagle3 among --methods: there is no head's result to keep")
     from tercel.decode.generation_config import Asked
@@ -96,7 +120,7 @@ def command(
     if record and draft_model is not None:
         require_recordable(draft_model)
     settings = BenchSettings(params, repeats, known_as(draft_model.path) if draft_model is not None else None)
-    compared = make_methods(names, loaded, draft_model, draft)
+    compared = make_methods(names, loaded, draft_model, draft, open_draft_model(loaded, draft))
     report = run_with_bar(loaded, compared, asked, settings)
     if n_alpha and draft_model is not None:
         report = replace(report, n_alpha=measure_n_alpha(loaded, draft_model, asked, params, n_alpha))
@@ -115,6 +139,17 @@ def command(
         say_notes(*proposers_of(compared))
 
 
+def every_method(target: str, head: str | None, options: DraftOptions) -> tuple[str, ...]:
+    """All that has what it needs; says what is left out for want of it."""
+    missing = {"head": head is None and shipped(target) is None, "model": options.draft_model is None}
+    lacking = {
+        name: need for name in EVERY if name != TRANSFORMERS for need in proposer_kind(name).needs if missing[need]
+    }
+    for name, need in lacking.items():
+        say(f"note: {name} is left out: {'no head is given' if need == 'head' else 'no --draft-model is given'}")
+    return tuple(name for name in EVERY if name not in lacking)
+
+
 def parse_methods(text: str) -> tuple[str, ...]:
     """`"vanilla,eagle3"` to its names. Raises `TercelError` for an unknown one, and without vanilla."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
@@ -128,10 +163,19 @@ def parse_methods(text: str) -> tuple[str, ...]:
 
 
 def make_methods(
-    names: Sequence[str], target: Target, model: DraftModel | None, options: DraftOptions
+    names: Sequence[str],
+    target: Target,
+    head: DraftModel | None,
+    options: DraftOptions,
+    model: Target | None = None,
 ) -> dict[str, Method]:
-    """Raises `TercelError` if a part that a method needs is missing."""
+    """Methods by name; head, model: what those draft with that need one.
+
+    Raises `TercelError` if a part that a method needs is missing.
+    """
     from tercel.decode.engine import Engine
+    from tercel.decode.oracle import Oracle
+    from tercel.decode.proposer import innermost
     from tercel.measure.methods import EngineMethod, TransformersMethod
 
     methods: dict[str, Method] = {}
@@ -139,8 +183,10 @@ def make_methods(
         if name == TRANSFORMERS:
             methods[name] = TransformersMethod(target)
         else:
-            engine = Engine(target, ready_proposer(name, target, model, options))
-            methods[name] = EngineMethod(engine, coupled=not proposer_kind(name).draws)
+            proposer = ready_proposer(name, target, head, options, model=model)
+            method = EngineMethod(Engine(target, proposer), coupled=not proposer_kind(name).draws)
+            drafting = innermost(proposer)
+            methods[name] = replace(method, rehearse=drafting.rehearse) if isinstance(drafting, Oracle) else method
     return methods
 
 

@@ -178,7 +178,7 @@ class DraftOptions:
         str,
         typer.Option(
             metavar="eagle3|none|METHOD",
-            help="Draft with the head, not at all, or by another method, also MODULE:ATTRIBUTE.",
+            help="Draft with the head, not at all, or by another method (`tercel methods`), also MODULE:ATTRIBUTE.",
             rich_help_panel=_DRAFT,
         ),
     ] = EAGLE3

@@ -69,4 +69,4 @@ def _make(parts: Parts) -> Eagle3:
     return Eagle3(parts.head, parts.target, shape)
 
 
-KIND = ProposerKind(_make, needs=("head",))
+KIND = ProposerKind(_make, needs=("head",), about="a draft head: a tree as large as pays (arXiv 2503.01840)")

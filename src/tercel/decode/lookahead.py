@@ -170,4 +170,4 @@ def _make(parts: Parts) -> Lookahead:
     return Lookahead(parts.target, shape.top_k, shape.depth + 1, shape.top_k, shape.nodes)
 
 
-KIND = ProposerKind(_make)
+KIND = ProposerKind(_make, about="the target's own n-grams, out of a window beside the text (arXiv 2402.02057)")

@@ -101,4 +101,4 @@ def _make(parts: Parts) -> Oracle:
     return Oracle(parts.target, parts.shape or TreeShape.chain(WIDEST.depth))
 
 
-KIND = ProposerKind(_make)
+KIND = ProposerKind(_make, about="the target's own answer, known from a first pass: the engine's ceiling")

@@ -92,4 +92,4 @@ def _make(parts: Parts) -> PromptLookup:
     return PromptLookup(parts.shape)
 
 
-KIND = ProposerKind(_make)
+KIND = ProposerKind(_make, about="prompt lookup: what followed the last tokens before, in prompt or answer")

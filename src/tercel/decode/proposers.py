@@ -58,11 +58,13 @@ class Parts:
 class ProposerKind:
     """How proposers of a kind are made. needs: the parts that `make` cannot do without. draws: whether drafts are drawn
     at random, so that sampled text has the target's distribution but is not the text of the same seed without drafts.
+    about: what drafts, in a few words.
     """
 
     make: Callable[[Parts], Proposer]
     needs: tuple[Literal["head", "model"], ...] = ()
     draws: bool = False
+    about: str = ""
 
 
 def check_known(name: str, also: tuple[str, ...] = ()) -> None:

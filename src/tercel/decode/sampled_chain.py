@@ -97,4 +97,4 @@ def _make(parts: Parts) -> SampledChain:
     return SampledChain(parts.head, parts.target, (parts.shape or WIDEST).depth)
 
 
-KIND = ProposerKind(_make, needs=("head",), draws=True)
+KIND = ProposerKind(_make, needs=("head",), draws=True, about="the same head, drawing from its distribution: a chain")

@@ -234,4 +234,4 @@ def _make(parts: Parts) -> SpeculativeSampling:
     return SpeculativeSampling(parts.model, parts.target, parts.shape or largest)
 
 
-KIND = ProposerKind(_make, needs=("model",), draws=True)
+KIND = ProposerKind(_make, needs=("model",), draws=True, about="a second, smaller model (arXiv 2211.17192, 2302.01318)")

@@ -230,4 +230,6 @@ def _make(parts: Parts) -> Suffix:
     return Suffix(TreeShape.chain(LARGEST.depth) if chains else parts.shape)
 
 
-KIND = ProposerKind(_make)
+KIND = ProposerKind(
+    _make, about="SuffixDecoding: the same, in past answers too, weighed by how often (arXiv 2411.04975)"
+)

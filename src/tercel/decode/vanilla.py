@@ -20,4 +20,4 @@ class Vanilla(Proposer):
         return [Proposal(DraftTree.root_only(row.tokens[-1])) for row in rows]
 
 
-KIND = ProposerKind(lambda parts: Vanilla())
+KIND = ProposerKind(lambda parts: Vanilla(), about="no drafts: token by token")

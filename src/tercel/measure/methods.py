@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -56,18 +56,22 @@ class Generator(Protocol):
 
 @dataclass(frozen=True)
 class EngineMethod:
-    """The project's loop; `coupled` is False for proposers that sample their drafts."""
+    """The project's loop; `coupled` is False for proposers that sample their drafts. rehearse: what has to be done with
+    the requests before their time begins."""
 
     engine: Generator
     coupled: bool = True
+    rehearse: Callable[[Sequence[Request]], None] = lambda requests: None
 
     def run(self, prompt: tuple[int, ...], params: SamplingParams) -> Run:
         return self.run_together([prompt], [params])[0]
 
     def run_together(self, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]) -> list[Run]:
         """Answers made as many at a time as the engine has slots; each has an equal share of the seconds."""
+        requests = [Request(*asked) for asked in zip(prompts, params, strict=True)]
+        self.rehearse(requests)
         started = time.perf_counter()
-        results = self.engine.generate([Request(*asked) for asked in zip(prompts, params, strict=True)])
+        results = self.engine.generate(requests)
         share = (time.perf_counter() - started) / len(results)
         return [Run(r.tokens, share, r.steps, r.accepted, r.nodes, dict(r.split)) for r in results]
 
