@@ -18,14 +18,12 @@ def command(json_file: JsonFile = None) -> None:
 
     One of your own is named MODULE:ATTRIBUTE (docs/proposers.md).
     """
-    rows = []
-    for name in KINDS:
-        kind = proposer_kind(name)
-        rows.append({"name": name, "drafts": kind.about, "needs": [_NEEDS[need] for need in kind.needs]})
-    rows.append({"name": TRANSFORMERS, "drafts": "no drafts: stock generate(), in bench only", "needs": []})
+    rows = [(name, proposer_kind(name).about, [_NEEDS[need] for need in proposer_kind(name).needs]) for name in KINDS]
+    rows.append((TRANSFORMERS, "no drafts: stock generate(), in bench only", []))
     if json_file is not None:
-        write_json(json_file, {"methods": rows})
+        told = [{"name": name, "drafts": about, "needs": needs} for name, about, needs in rows]
+        write_json(json_file, {"methods": told})
     table = Table("method", "what drafts", "needs")
-    for row in rows:
-        table.add_row(row["name"], row["drafts"], ", ".join(row["needs"]))
+    for name, about, needs in rows:
+        table.add_row(name, about, ", ".join(needs))
     result_console(json_file).print(table)

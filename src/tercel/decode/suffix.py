@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
-import torch
 
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.proposer import Proposer, Row
@@ -221,7 +220,7 @@ class _Grown:
         self.score += chance
 
     def proposal(self, root: int) -> Proposal:
-        tree = DraftTree(torch.tensor([root, *self.tokens]), torch.tensor([-1, *self.parents]))
+        tree = DraftTree([root, *self.tokens], [-1, *self.parents])
         return Proposal(tree, log_q=np.log([1.0, *self.shares]))
 
 
