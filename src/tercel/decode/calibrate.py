@@ -132,6 +132,7 @@ def measure_costs(
         works |= {("keep up", 1, 1): _forward(own, COMMITTED, ())}
         works |= {("level", 1, n): _forward(own, n, ()) for n in LEVELS}
     taken = time_in_turn(works, target.device, patience, progress)
+    target.expect_many(False)
     ms = {work: sorted(values)[len(values) // 4] for work, values in taken.items()}
     steady = [min(values) / statistics.median(values) for values in taken.values()]
     return replace(_table(ms, near.length, far.length), widths=target.block_widths), statistics.median(steady)

@@ -41,7 +41,7 @@ class MaskedBlocks:
         self._windows = attention_windows(stock.config)
         self.renews = stock.rope is None or bool(stock.rope.modules)
 
-    def expect_many(self) -> None:
+    def expect_many(self, many: bool = True) -> None:
         """There is nothing to prepare."""
 
     def new_cache(self, rows: int, capacity: int) -> TargetCache:

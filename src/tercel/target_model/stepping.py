@@ -70,7 +70,7 @@ class TokenSteps:
     def __init__(self, stock: StockDecoder) -> None:
         self._stock = stock
 
-    def expect_many(self) -> None:
+    def expect_many(self, many: bool = True) -> None:
         """There is nothing to prepare."""
 
     def new_cache(self, rows: int, capacity: int) -> StepCache:

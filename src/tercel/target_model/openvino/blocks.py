@@ -55,8 +55,8 @@ class OpenVinoBlocks:
         self._soon = False
         self._build(capture)
 
-    def expect_many(self) -> None:
-        self._soon = True  # but not for many rows, whose number changes
+    def expect_many(self, many: bool = True) -> None:
+        self._soon = many  # but not for many rows, whose number changes
 
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
         return SlotCache(self._layout, self._target.dtype, rows, self._run_in_slots)
