@@ -129,8 +129,8 @@ class TargetModel(Protocol):
         ...
 
     def expect_many(self, many: bool = True) -> None:
-        """Many more blocks like those of now are to come, so what takes a while to prepare and makes them faster is worth
-        it at once; or, if not `many`, when they have come. Around a warm-up, so that nothing is prepared while it counts.
+        """Many more blocks like those of now are to come, so what takes a while to prepare and makes them faster is
+        worth it at once; or, if not `many`, when they have come. Around a warm-up: nothing is prepared while it counts.
         """
         ...
 
