@@ -105,3 +105,14 @@ def test_a_target_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert step_costs(target, Vanilla()).head is None  # without a head it is another table
     assert len(measured) == 7
     assert set(step_costs(target, proposer, slots=3).forward) == {1, 3}
+
+
+def test_a_step_that_was_interrupted_says_nothing_of_its_width() -> None:
+    live = LiveCosts(StepCosts({1: {1: 10.0, 8: 14.0, 32: 28.0}}))
+    before = live.forward_ms(1, 32, 0)
+    for width, ms in ((8, 1100.0), (1, 10.0), (8, 14.0), (1, 1000.0), (1, 900.0), (8, 14.0)):
+        live.saw_forward(1, width, 0, ms)
+    np.testing.assert_allclose(live.forward_ms(1, 32, 0), before)
+    for _ in range(80):  # but a machine that is that slow is learned
+        live.saw_forward(1, 8, 0, 140.0)
+    assert live.forward_ms(1, 8, 0)[-1] > 100

@@ -171,6 +171,7 @@ class LiveCosts:
     powers of two. Each step moves both a little, so that neither a pause nor a wrong table misleads for long.
     """
 
+    INTERRUPTED, IN_A_ROW = math.log(5), 3  # so much too slow was something else, unless it comes again and again
     RATE, MOST = 0.1, 0.4  # of a step's news, in logarithms: how much is believed, and how much of it at once
     WIDTHS = np.log2(1 << np.arange(13)).astype(float)
 
@@ -179,6 +180,7 @@ class LiveCosts:
         self.overall = 0.0  # logarithms of measured over tabled
         self.by_width = np.zeros(len(self.WIDTHS))
         self.steps = 0
+        self._interrupted = 0  # steps in a row
         self._known: dict[int, tuple[Floats, Floats, Floats]] = {}  # by rows
         self._drafting = 0.0  # logarithm, of the head's costs; without a head milliseconds
         self._drafted = 0
@@ -204,6 +206,9 @@ class LiveCosts:
         place = min(math.log2(rows * nodes), self.WIDTHS[-1])
         near = np.maximum(0.0, 1 - np.abs(self.WIDTHS - place))  # the knots on either side
         news = math.log(max(ms, 1e-6) / tabled)
+        self._interrupted = self._interrupted + 1 if news - self.overall > self.INTERRUPTED else 0
+        if 0 < self._interrupted <= self.IN_A_ROW:
+            return  # a graph was compiled, or the machine was busy: no width's own cost
         self.steps += 1
         rate = max(self.RATE, 1 / self.steps)  # the first steps say whether the machine is as it was
         self.overall += rate * self._bounded(news - self.overall - float(near @ self.by_width), self.steps == 1)
