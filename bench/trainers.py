@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import sys
 import time
 import traceback
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engines"))
 
-from line_protocol import Job, end_with_parent
+from line_protocol import Job, replying
 
 Step = Callable[[], float]
 LR, CLIP, BETAS = 1e-4, 0.5, (0.9, 0.95)
@@ -202,14 +201,7 @@ TRAINERS = {"tercel": tercel, "specforge": specforge, "speculators": speculators
 
 
 def main() -> None:
-    end_with_parent()
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def say(reply: dict[str, Any]) -> None:
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
-
+    say = replying()
     try:
         job = json.loads(sys.stdin.readline())
         torch.set_num_threads(job["threads"])

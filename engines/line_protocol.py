@@ -69,8 +69,9 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def serve(load: Callable[[Job], Loaded]) -> None:
-    """Load what the first line asks for and answer every further line."""
+def replying() -> Callable[[dict[str, Any]], None]:
+    """Ties this process to the one that started it; what says a reply as a line. What else is printed goes to standard
+    error."""
     end_with_parent()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -79,6 +80,12 @@ def serve(load: Callable[[Job], Loaded]) -> None:
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
+    return say
+
+
+def serve(load: Callable[[Job], Loaded]) -> None:
+    """Load what the first line asks for and answer every further line."""
+    say = replying()
     try:
         engine = load(json.loads(sys.stdin.readline()))
         try:

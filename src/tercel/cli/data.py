@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tercel.cli.consoles import Piece, result_console
-from tercel.cli.options import JsonFile, TemplateArgs
+from tercel.cli.options import JsonFile, PlainText, TemplateArgs
 from tercel.cli.paths import user_name, user_path
 from tercel.cli.plain import visible
 from tercel.errors import TercelError
@@ -43,7 +43,7 @@ def show(
         typer.Option(metavar="TARGET", parser=user_name, help="The model whose tokenizer and chat template are used."),
     ],
     samples: Samples = 3,
-    plain: Annotated[bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')] = False,
+    plain: PlainText = False,
     last_turn: Annotated[
         bool, typer.Option("--last-turn", help="Colour the answer to the last question alone.")
     ] = False,

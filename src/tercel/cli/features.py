@@ -11,8 +11,8 @@ import typer
 from tercel.cli.consoles import counting_bar, result_console
 from tercel.cli.groups import with_groups
 from tercel.cli.models import open_target
-from tercel.cli.options import ModelOptions, TargetName
-from tercel.cli.paths import tercel_command, user_name, user_path
+from tercel.cli.options import Conversations, ModelOptions, PlainText, TargetName
+from tercel.cli.paths import tercel_command, user_path
 from tercel.cli.settings import parse_layers
 from tercel.train.config import TrainConfig
 
@@ -29,12 +29,7 @@ class Store(StrEnum):
 @with_groups
 def command(
     target: TargetName,
-    data: Annotated[
-        list[str],
-        typer.Option(
-            metavar="FILE", parser=user_name, help="Conversations: a file, a data set's name, org/name of the Hub."
-        ),
-    ],
+    data: Conversations,
     out: Annotated[Path, typer.Option(metavar="DIR", parser=user_path, help="Where the features go.")],
     model: ModelOptions,
     store: Annotated[
@@ -51,7 +46,7 @@ def command(
     max_length: Annotated[
         int, typer.Option(min=1, help="Cut longer conversations, in tokens, as train will.")
     ] = TrainConfig.max_length,
-    plain: Annotated[bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')] = False,
+    plain: PlainText = False,
     last_turn: Annotated[
         bool, typer.Option("--last-turn", help="For training that learns from the last answer alone.")
     ] = False,

@@ -28,6 +28,13 @@ TargetName = Annotated[
         help="A model's folder, a GGUF file, a built-in name, or owner/name of the Hub.",
     ),
 ]
+Conversations = Annotated[
+    list[str],
+    typer.Option(
+        metavar="FILE", parser=user_name, help="Conversations: a file, a data set's name, org/name of the Hub."
+    ),
+]
+PlainText = Annotated[bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')]
 HeadName = Annotated[
     str | None,
     typer.Argument(

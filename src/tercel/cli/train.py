@@ -17,8 +17,8 @@ from tercel.cli.consoles import PlainConsole, result_console, unseen
 from tercel.cli.data import counts_table
 from tercel.cli.groups import with_groups
 from tercel.cli.models import given_device, open_target
-from tercel.cli.options import ModelOptions, TargetName
-from tercel.cli.paths import tercel_command, user_name, user_path
+from tercel.cli.options import Conversations, ModelOptions, PlainText, TargetName
+from tercel.cli.paths import tercel_command, user_path
 from tercel.cli.settings import only_in_files, read_settings
 from tercel.cli.train_plan import print_plan
 from tercel.cli.train_progress import TrainProgress
@@ -44,12 +44,7 @@ _IN_FILES = ", ".join(sorted([*_OF_DATA, *(n.replace("_", "-") for n, s in Train
 @with_groups
 def command(
     target: TargetName,
-    data: Annotated[
-        list[str],
-        typer.Option(
-            metavar="FILE", parser=user_name, help="Conversations: a file, a data set's name, org/name of the Hub."
-        ),
-    ],
+    data: Conversations,
     out: Annotated[Path, typer.Option(metavar="DIR", parser=user_path, help="Where the head and its run go.")],
     recipe: TrainConfig,
     model: ModelOptions,
@@ -63,7 +58,7 @@ def command(
             help=f"Settings from a YAML file, under the names of the flags. There also: {_IN_FILES}.",
         ),
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help='Take {"text"} rows as plain text for a base model.')] = False,
+    plain: PlainText = False,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Read at most that many rows of each source.", hidden=True, callback=only_in_files),

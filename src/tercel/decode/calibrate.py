@@ -111,7 +111,7 @@ def measure_costs(
     model: a second one that drafts, whose levels cost what a head's do elsewhere: a forward over a level's nodes.
     progress: pieces run, and at most to run.
     """
-    target.expect_many()  # costs are those of a run that goes on for a while
+    before = target.expect_many()  # costs are those of a run that goes on for a while
     capture = () if head is None else head.feature_layers
     longest = max(1, target.context_length - WIDTHS[-1] - 1)
     widths = [width for width in WIDTHS if width < target.context_length] if target.tree_support.chain else [1]
@@ -132,7 +132,7 @@ def measure_costs(
         works |= {("keep up", 1, 1): _forward(own, COMMITTED, ())}
         works |= {("level", 1, n): _forward(own, n, ()) for n in LEVELS}
     taken = time_in_turn(works, target.device, patience, progress)
-    target.expect_many(False)
+    target.expect_many(before)
     ms = {work: sorted(values)[len(values) // 4] for work, values in taken.items()}
     steady = [min(values) / statistics.median(values) for values in taken.values()]
     return replace(_table(ms, near.length, far.length), widths=target.block_widths), statistics.median(steady)

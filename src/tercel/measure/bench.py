@@ -106,13 +106,13 @@ def run_bench(
 
 def warm_up(target: TargetModel, methods: Mapping[str, Method], question: Question, params: SamplingParams) -> None:
     """A short answer of every method, which counts for nothing; what they need often is prepared."""
-    target.expect_many()
+    before = target.expect_many()
     prompt = prompt_ids(target.tokenizer, question)
     if len(prompt) >= target.context_length:
         prompt = prompt[: target.context_length // 2]  # the question itself will be skipped
     for method in methods.values():
         method.run(prompt, replace(params, max_new_tokens=min(params.max_new_tokens, WARM_UP_TOKENS)))
-    target.expect_many(False)
+    target.expect_many(before)
 
 
 class Talk:

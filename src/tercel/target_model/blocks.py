@@ -41,8 +41,9 @@ class MaskedBlocks:
         self._windows = attention_windows(stock.config)
         self.renews = stock.rope is None or bool(stock.rope.modules)
 
-    def expect_many(self, many: bool = True) -> None:
+    def expect_many(self, many: bool = True) -> bool:
         """There is nothing to prepare."""
+        return False
 
     def new_cache(self, rows: int, capacity: int) -> TargetCache:
         return TargetCache(rows, capacity + WIDEST)

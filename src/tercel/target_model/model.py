@@ -217,8 +217,8 @@ class Target:
     def block_widths(self) -> Sequence[int]:
         return self._blocks.block_widths
 
-    def expect_many(self, many: bool = True) -> None:
-        self._blocks.expect_many(many)
+    def expect_many(self, many: bool = True) -> bool:
+        return self._blocks.expect_many(many)
 
     def block_depth(self, length: int) -> int:
         """How deep a tree may be whose root has position `length`: no node may lie past the last position, nor in a

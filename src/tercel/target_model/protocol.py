@@ -91,7 +91,7 @@ class Blocks(Protocol):
     @property
     def block_widths(self) -> Sequence[int]: ...
 
-    def expect_many(self, many: bool = True) -> None: ...
+    def expect_many(self, many: bool = True) -> bool: ...
 
     def last_position(self, length: int) -> int | None:
         """How far a tree may reach that comes after `length` tokens; None where nothing but the context ends."""
@@ -128,9 +128,10 @@ class TargetModel(Protocol):
         """What computes its blocks."""
         ...
 
-    def expect_many(self, many: bool = True) -> None:
+    def expect_many(self, many: bool = True) -> bool:
         """Many more blocks like those of now are to come, so what takes a while to prepare and makes them faster is
         worth it at once; or, if not `many`, when they have come. Around a warm-up: nothing is prepared while it counts.
+        Returns what was said before, to be said again afterwards.
         """
         ...
 

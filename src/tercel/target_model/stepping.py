@@ -70,8 +70,9 @@ class TokenSteps:
     def __init__(self, stock: StockDecoder) -> None:
         self._stock = stock
 
-    def expect_many(self, many: bool = True) -> None:
+    def expect_many(self, many: bool = True) -> bool:
         """There is nothing to prepare."""
+        return False
 
     def new_cache(self, rows: int, capacity: int) -> StepCache:
         return StepCache(rows, self._stock.config)

@@ -55,8 +55,9 @@ class OpenVinoBlocks:
         self._soon = False
         self._build(capture)
 
-    def expect_many(self, many: bool = True) -> None:
-        self._soon = many  # but not for many rows, whose number changes
+    def expect_many(self, many: bool = True) -> bool:
+        before, self._soon = self._soon, many  # but not for many rows, whose number changes
+        return before
 
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
         return SlotCache(self._layout, self._target.dtype, rows, self._run_in_slots)
