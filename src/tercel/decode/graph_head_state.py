@@ -18,8 +18,12 @@ from tercel.draft import StepHead
 from tercel.draft.graph import HeadGraphs
 from tercel.target_model.openvino.cache import SlotCache
 from tercel.target_model.openvino.places import positions_of
-from tercel.target_model.openvino.runtime import bucket
+from tercel.target_model.openvino.runtime import BUCKETS, bucket
 from tercel.target_model.protocol import TargetModel
+
+# Of one row's new entries, of those that are asked and of those drafted before: few, so that what is committed and what
+# is drafted mostly go through the same instance of the graph, whose weights are near then.
+FEW = (4, 16, 64)
 
 
 class GraphHeadState(HeadState):
@@ -56,7 +60,8 @@ class GraphHeadState(HeadState):
         count, wanted, _ = embedding.shape
         before, asking = ancestors.shape[-1] - wanted, asked.shape[1]
         # few sizes: a graph prepares itself anew for others than the last time's
-        width, queries, held = bucket(wanted), bucket(asking), bucket(before)
+        sizes = FEW if count == 1 else BUCKETS  # what is computed for nothing counts for every row
+        width, queries, held = (bucket(size, sizes) for size in (wanted, asking, before))
         self._make_room(count, held)
         which = range(len(self.cache.lengths)) if rows is None else rows
         past, lengths = self.cache.past(which), torch.tensor([self.cache.lengths[row] for row in which])
