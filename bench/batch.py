@@ -125,7 +125,7 @@ def measure(
     streams = {method: Stream(target, make(method), prompts, rows, plan.new) for method in METHODS}
     windows: dict[str, list[tuple[int, float]]] = {method: [] for method in METHODS}
     for stream in streams.values():
-        stream.window(2 * rows)  # not counted
+        stream.window(plan.tokens(rows))  # not counted: whether drafting pays is found out
     for pair in range(plan.pairs):
         for method in METHODS[:: 1 if pair % 2 else -1]:
             windows[method].append(streams[method].window(plan.tokens(rows)))

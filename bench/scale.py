@@ -152,7 +152,8 @@ def simulate(costs: StepCosts, players: Sequence[Player], steps: int, context: i
             accepted = [_accepted(paths[row], chances[row], nodes, positions[row]) for row in range(batch)]
             spent = policy.costs.draft_ms(batch, step.levels)
             ms = float(step.curve[nodes - 1]) + spent
-            policy.drafted((step.worth(chances) - step.price * spent) / batch)
+            gain = (step.worth(chances) - step.price * spent) / batch
+            policy.drafted(batch, gain, ms / float(step.curve[0]) - 1)
             _teach(policy.chances, positions, paths, chances, nodes)
         tokens = 1 + sum(accepted) / batch
         policy.ended(tokens, ms / float(step.curve[0]))

@@ -10,6 +10,8 @@ from tercel.decode.cost_aware import CostAware
 from tercel.decode.costs import HeadCosts, StepCosts
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
+from tercel.decode.gate import Gate
+from tercel.decode.head_state import HeadState
 from tercel.decode.outcomes import Outcomes
 from tercel.decode.proposer import PassingOn, Proposer, Row
 from tercel.decode.proposers import make_proposer
@@ -125,6 +127,41 @@ def test_rows_come_and_go_while_the_head_is_behind(make: Callable[[DraftModel, T
         assert len(common) > 5
         assert {key: seldom[key] for key in common} == {key: always[key] for key in common}
     assert found[0][0] == found[1][0]
+
+
+@pytest.mark.parametrize("make", [chain, tree])
+def test_prompts_wait_for_an_idle_head_until_it_is_asked(
+    make: Callable[[DraftModel, Target], Proposer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_target("llama")
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+    draft = random_draft(target, pruned=False)
+
+    class Watched(PassingOn):
+        def propose(self, rows: list[Row]) -> list[Proposal]:  # type: ignore[override]
+            proposals = super().propose(rows)
+            for row, proposal in zip(rows, proposals, strict=True):
+                if len(proposal.tree) > 1:
+                    drafted[tuple(row.tokens)] = proposal.tree.token_list[1]
+            return proposals
+
+    always: dict[tuple[int, ...], int] = {}
+    drafted = always
+    truth = answers(target, Watched(make(draft, target)), params)
+    trials: dict[tuple[int, ...], int] = {}
+    drafted = trials
+    inner = make(draft, target)
+    proposer = CostAware(Watched(inner), DEAR, steady=True)
+    proposer.policy._gates = {rows.bit_length(): Gate(-0.5) for rows in (1, 2, 4)}
+    taken = []
+    fill = HeadState.fill
+    monkeypatch.setattr(HeadState, "fill", lambda *args: taken.append(len(trials)) or fill(*args))
+    assert tokens(answers(target, proposer, params, 3)) == tokens(truth)
+    assert trials
+    common = trials.keys() & always.keys()
+    assert len(common) > 2
+    assert {key: trials[key] for key in common} == {key: always[key] for key in common}
+    assert len(taken) <= len({len(key) for key in trials}) + 1  # what came before the first trial waited for it
 
 
 def test_a_target_that_takes_no_trees_gets_chains() -> None:

@@ -46,7 +46,8 @@ class CostAware(PassingOn):
             started = self._now()
             proposals = super().propose(rows)
             if self._clock is not None:
-                policy.costs.saw_drafting(len(rows), policy.step.levels, 1e3 * (self._now() - started))
+                spent = 1e3 * (self._now() - started) - policy.step.catching_up_ms
+                policy.costs.saw_drafting(len(rows), policy.step.levels, spent)
             self._proposals = policy.step.choose(proposals)
         else:
             self._proposals = [Proposal(DraftTree.root_only(row.tokens[-1])) for row in rows]

@@ -26,6 +26,8 @@ from tercel.target_model.transfer import to_device
 if TYPE_CHECKING:
     from tercel.draft.graph import HeadGraphs
 
+WAITING = 32_768  # tokens of all rows whose features may be held for a head that is not asked
+
 
 class HeadProposer(Proposer):
     """Keeps the head's entries those of the committed tokens; how drafts are made of it, `propose`, is a subclass's."""
@@ -78,14 +80,14 @@ class HeadProposer(Proposer):
 
     @torch.no_grad()
     def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:
-        state = self.state
-        first = len(state.cache.lengths)
-        state.cache.add_rows(len(rows))
-        features = [[layer[0] for layer in prompt.layers] for prompt in prompts]
-        tokens = [row.tokens[token_in(0, 0) :] for row in rows]  # row 0 reads the first of them
-        output = state.fill(features, tokens, range(first, first + len(rows)))
-        state.output = torch.cat([state.output, output]) if first else output
-        self._behind += [[] for _ in rows]
+        """Prompts are taken in at once, unless drafting does not pay: then many rows end before one is drafted for."""
+        self.state.add_rows(len(rows))
+        for row, prompt in zip(rows, prompts, strict=True):
+            tokens = row.tokens[token_in(0, 0) :]  # row 0 reads the first of them
+            self._behind.append([Committed(tuple(tokens), tuple(layer[0] for layer in prompt.layers))])
+        new = range(len(self._behind) - len(rows), len(self._behind))
+        if self.policy is None or not self.policy.idle(len(self._behind)) or sum(self._waiting()) > WAITING:
+            self._take_in(new)
 
     def commit(self, committed: Sequence[Committed]) -> None:
         for behind, one in zip(self._behind, committed, strict=True):
@@ -93,21 +95,36 @@ class HeadProposer(Proposer):
 
     def catch_up(self) -> None:
         """Take in what was committed: before a draft, since between two there may be many steps without one."""
-        rows = [row for row, behind in enumerate(self._behind) if behind]
+        waiting = self._waiting()
+        late = [row for row, count in enumerate(waiting) if count > self.shape.depth + 1]
+        if late:
+            started = self.clock.now()
+            self._take_in(sorted(late, key=lambda row: waiting[row]))  # like lengths run together
+            if self.policy is not None:
+                self.policy.step.catching_up_ms += 1e3 * (self.clock.now() - started)
+        self._take_in([row for row, count in enumerate(waiting) if 0 < count <= self.shape.depth + 1])
+
+    def _waiting(self) -> list[int]:
+        """Tokens of each row that the head has not taken in."""
+        return [sum(len(part.tokens) for part in behind) for behind in self._behind]
+
+    def _take_in(self, rows: Sequence[int]) -> None:
+        """What was committed of `rows`."""
         if not rows:
             return
         parts = [self._behind[row] for row in rows]
         layers = [[torch.cat(layer) for layer in zip(*(c.layers for c in part), strict=True)] for part in parts]
         tokens = [[token for c in part for token in c.tokens] for part in parts]
-        self._behind = [[] for _ in self._behind]
         at_once = len(rows) * max(map(len, tokens)) <= CHUNK
         with self.clock.phase("head"):
             output = (self.state.extend if at_once else self.state.fill)(layers, tokens, rows)
-            if len(rows) == len(self._behind):
+            if list(rows) == list(range(len(self._behind))):
                 self.state.output = output
-            else:  # others have just joined
-                place = to_device(rows, self.target.device).long()
+            else:
+                place = to_device(list(rows), self.target.device).long()
                 self.state.output = self.state.output.index_copy(0, place, output)
+        for row in rows:
+            self._behind[row] = []
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self._behind = [self._behind[row] for row in rows]

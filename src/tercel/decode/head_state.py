@@ -68,6 +68,12 @@ class HeadState(ABC):
     def embed(self, tokens: Tensor) -> Tensor:
         return self.head.embed_tokens(tokens) if self.head.config.own_embeddings else self.target.embed(tokens)
 
+    def add_rows(self, count: int) -> None:
+        """Append rows without entries, and so without an output yet."""
+        none = torch.zeros(count, self.head.config.hidden_size, dtype=self.head.dtype, device=self.target.device)
+        self.output = torch.cat([self.output, none]) if self.cache.lengths else none
+        self.cache.add_rows(count)
+
     def extend(
         self, features: Sequence[Sequence[Tensor]], entries: Sequence[Sequence[int]], rows: Sequence[int] | None = None
     ) -> Tensor:

@@ -23,14 +23,13 @@ import numpy as np
 from tercel.decode.chances import Chances, Ints
 from tercel.decode.costs import LiveCosts
 from tercel.decode.draft_tree import DraftTree
+from tercel.decode.gate import Gate
 from tercel.decode.rising import Floats
 from tercel.decode.types import Committed, Proposal
 
 LOOKED_AT = 4  # children of a node that a level is expected to bring
 MEMORY = 1 / 64  # share of a step in the price
 HOPE = 1.2  # the first price, over that of decoding without drafts
-NEWS, DOUBT = 1 / 16, 1 / 4  # share of a step in what drafting brings: usually, and of a probe
-PAUSE, LONGEST_PAUSE = 4, 64  # steps without drafts before one is tried again
 
 
 class TreePolicy:
@@ -40,36 +39,35 @@ class TreePolicy:
     def __init__(self, costs: LiveCosts, chances: Chances, most: int) -> None:
         self.costs, self.chances, self.most = costs, chances, most
         self._tokens, self._time = HOPE, 1.0  # of recent steps, in steps without drafts
-        self._gain = 0.25  # tokens a row that drafting brings, beyond what it costs
-        self._pause, self._left = PAUSE, 0
+        self._gates: dict[int, Gate] = {}  # by the power of two of a step's rows
         self._children = np.tile(0.5 ** np.arange(1, LOOKED_AT + 1), (16, 1))  # by depth: chances of the likeliest
         self.step = Step(self, (False,), 1, False)
 
     def begin(self, sampled: Sequence[bool], context: int) -> bool:
         """A step of so many rows begins; returns whether anything is to be drafted."""
-        idle = self._gain < 0
-        self.step = Step(self, tuple(sampled), context, probe=idle)
-        self._left -= idle
-        return not idle or self._left < 0
+        gate = self._gate(len(sampled))
+        self.step = Step(self, tuple(sampled), context, probe=gate.idle)
+        return gate.opens()
+
+    def idle(self, rows: int) -> bool:
+        """Whether drafting does not pay for so many rows, so that hardly a step of them has drafts."""
+        return self._gate(rows).idle
 
     def price(self, plain_ms: float) -> float:
         """Tokens a row for a millisecond, where a step without drafts takes `plain_ms`."""
         return max(1.0, self._tokens / self._time) / plain_ms
 
-    def drafted(self, gain: float) -> None:
-        """A step with drafts gave so many tokens a row more than steps without would have given in its time."""
-        idle = self._gain < 0
-        self._gain += (DOUBT if idle else NEWS) * (float(np.clip(gain, -1, 2)) - self._gain)
-        if self._gain >= 0:
-            self._pause = PAUSE
-        else:
-            self._pause = min(2 * self._pause, LONGEST_PAUSE) if idle else PAUSE
-            self._left = self._pause
+    def drafted(self, rows: int, gain: float, cost: float) -> None:
+        """A step with drafts, of so many rows: as `Gate.learn`."""
+        self._gate(rows).learn(gain, cost)
 
     def ended(self, tokens: float, relative_ms: float) -> None:
         """A step gave so many tokens a row, in so much of the time of a step without drafts."""
         self._tokens += MEMORY * (tokens - self._tokens)
         self._time += MEMORY * (relative_ms - self._time)
+
+    def _gate(self, rows: int) -> Gate:
+        return self._gates.setdefault(rows.bit_length(), Gate())
 
     def children(self, depth: int) -> Floats:
         """Chances of the likeliest children of a node at `depth`, on average."""
@@ -88,12 +86,14 @@ class Step:
 
     sampled: by row, whether its tokens are drawn. context: tokens of each, on average. probe: whether drafting has not
     paid, so that a draft only looks how things are: it has a node at least, or nothing would ever be learned.
+    catching_up_ms: what drafting took for the tokens of earlier steps without drafts, which no other step will.
     """
 
     policy: TreePolicy
     sampled: tuple[bool, ...]
     context: int
     probe: bool
+    catching_up_ms: float = 0.0
 
     def __post_init__(self) -> None:
         rows = len(self.sampled)
@@ -262,7 +262,9 @@ class Step:
         spent = self.curve[self.nodes - 1]
         if self.drafted:
             spent += self.policy.costs.draft_ms(self.rows, self.levels)
-            self.policy.drafted(tokens - float(spent / self.curve[0]))
+            relative = float(spent / self.curve[0])
+            beside = self.catching_up_ms / float(self.curve[0])
+            self.policy.drafted(self.rows, tokens - relative, relative - 1 + beside)
         self.policy.ended(tokens, float(spent / self.curve[0]))
 
     def _learn(self, outcomes: Sequence[tuple[Proposal, Sequence[int]]], sampled: bool) -> None:
