@@ -17,8 +17,9 @@ from tercel.chat import TokenizedChat, load_chats
 from tercel.draft.acceptance import acceptance_length, tokens_of_steps
 from tercel.train.acceptance import simulate
 from tercel.train.batches import split, usable
-from tercel.train.config import Objective
+from tercel.train.config import TrainConfig
 from tercel.train.features import FeatureSupply
+from tercel.train.lesson import lesson_of
 
 STEPS, ANSWER, CHATS = 5, 64, 8
 
@@ -39,7 +40,7 @@ def main() -> None:
         produced = [False] * len(prompt) + [True] * len(result.tokens)
         batches.append(supply.batch([TokenizedChat.of("answer", [*prompt, *result.tokens], produced)]))
     decoded = acceptance_length(sum(tokens_of_steps(r.tokens) for r in results), sum(r.steps for r in results))
-    walked = simulate(draft.eagle3, batches, supply.to_draft, Objective(steps=STEPS)).tau
+    walked = simulate(lesson_of(TrainConfig(ttt_steps=STEPS)), draft.eagle3, batches, supply.to_draft).tau
     print(f"decoded {decoded:.4f}, walked {walked:.4f}")
 
 

@@ -37,6 +37,7 @@ from tercel.train.batches import plan_batches, plan_steps, split, usable
 from tercel.train.config import TrainConfig
 from tercel.train.feature_store import FeatureStore
 from tercel.train.features import FeatureSupply
+from tercel.train.lesson import lesson_of
 from tercel.train.loop import EVAL_BATCH_TOKENS, train
 
 NEEDED = 3  # points below the largest, so that it can be predicted
@@ -103,7 +104,7 @@ class Series:
         supply = FeatureSupply(self.target, model.head, model.vocabulary, store)
         plan = plan_batches([len(chat) for chat in held_out], EVAL_BATCH_TOKENS, 1, 0)
         batches = (supply.batch([held_out[i] for i in indices]) for indices in plan)
-        return simulate(model.head, batches, supply.to_draft, self.config.objective).tau
+        return simulate(lesson_of(self.config), model.head, batches, supply.to_draft).tau
 
 
 def run_all(series: Series, sizes: Sizes) -> Runs:

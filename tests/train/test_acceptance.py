@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from tercel.interop.card import held_out_basis
 from tercel.measure.acceptance import count_alpha
 from tercel.train.acceptance import chains_of, simulate
 from tercel.train.batches import TokenizedChat
-from tercel.train.config import Objective
+from tercel.train.config import Objective, TrainConfig
 from tercel.train.features import FeatureSupply
+from tercel.train.lesson import Lesson, lesson_of
 from tercel.train.ttt import training_time_test
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.tiny import VOCAB
@@ -60,6 +62,10 @@ def talk(target, proposer, params: list[SamplingParams]) -> tuple[list[Tokenized
     return chats, results
 
 
+def lesson(**settings: Any) -> Lesson:
+    return lesson_of(TrainConfig(**settings))
+
+
 def decoded(temperature: float) -> Decoded:
     """A head that has half learned these very answers drafts some of their tokens right."""
     target = target_of("llama")
@@ -92,12 +98,12 @@ def test_the_walk_makes_the_steps_of_decoding(temperature):
     assert walked == [list(r.accepted) for r in world.results if r.steps]
     assert {0, 1, DEPTH} < {accepted for steps in walked for accepted in steps}  # or the test would say little
     parts = (supply.batch(part) for part in (world.chats[:1], world.chats[1:]))
-    got = simulate(head, parts, supply.to_draft, Objective(steps=DEPTH))
+    got = simulate(lesson(ttt_steps=DEPTH), head, parts, supply.to_draft)
     steps = sum(r.steps for r in world.results)
     assert got.steps == steps
     assert got.tau == sum(len(r.tokens) - 1 for r in world.results) / steps
     assert got.alpha == count_alpha(world.results, DEPTH).alpha
-    hard = simulate(head, [batch], supply.to_draft, Objective(steps=DEPTH, kind="hard"))
+    hard = simulate(lesson(ttt_steps=DEPTH, loss="hard"), head, [batch], supply.to_draft)
     assert (hard.tau, hard.alpha) == (got.tau, got.alpha)
 
 
@@ -108,12 +114,12 @@ def test_the_held_out_loss_does_not_hang_on_how_chats_are_packed(average):
     head = head_for(target, vocabulary)
     supply = FeatureSupply(target, head, vocabulary)
     chats = [random_chat(9 + 4 * seed, seed) for seed in range(4)]
-    objective = Objective(steps=3, average=average)
+    taught = lesson(ttt_steps=3, average=average)
     with torch.no_grad():
-        whole = float(training_time_test(head, supply.batch(chats), supply.to_draft, objective).loss)
+        whole = float(training_time_test(head, supply.batch(chats), supply.to_draft, taught.objective).loss)
     for cut in (1, 3, 4):
         parts = [supply.batch(part) for part in (chats[:cut], chats[cut:]) if part]
-        assert simulate(head, parts, supply.to_draft, objective).loss == pytest.approx(whole, rel=1e-6)
+        assert simulate(taught, head, parts, supply.to_draft).loss == pytest.approx(whole, rel=1e-6)
 
 
 def test_answers_begin_where_prefill_has_given_the_first_token():
@@ -133,7 +139,7 @@ def test_answers_begin_where_prefill_has_given_the_first_token():
     assert [chain.runs.tolist() for chain in chains] == [[2, 1, 0, 1], [1], [2, 1]]
     assert [chain.room.tolist() for chain in chains] == [[3, 3, 2, 1], [1], [2, 1]]
     assert [chain.walk().runs.tolist() for chain in chains] == [[2, 1], [1], [2]]
-    got = simulate(head, [batch], supply.to_draft, Objective(steps=3))
+    got = simulate(lesson(ttt_steps=3), head, [batch], supply.to_draft)
     assert (got.alpha, got.tau, got.steps) == ((1.0, 2 / 2, 0 / 1), 7 / 4, 4)
 
 
@@ -142,7 +148,7 @@ def test_nothing_to_measure_is_vanilla_decoding():
     head = head_for(target, EVERY_ID)
     supply = FeatureSupply(target, head, EVERY_ID)
     batch = supply.batch([chat([5, 17, 40], [False] * 3)])
-    got = simulate(head, [batch], supply.to_draft, Objective(steps=2))
+    got = simulate(lesson(ttt_steps=2), head, [batch], supply.to_draft)
     assert (got.alpha, got.tau, got.steps, got.loss) == ((0.0, 0.0), 1.0, 0, 0.0)
 
 

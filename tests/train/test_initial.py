@@ -7,7 +7,7 @@ import torch
 
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
-from tercel.train.initial import initialise_from_target
+from tercel.train.eagle3 import initialise_from_target
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.tiny import tiny_model
 from tests.train.worlds import LAYERS, head_for, random_chat, target_of

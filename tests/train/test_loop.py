@@ -28,6 +28,7 @@ from tercel.train.config import TrainConfig
 from tercel.train.failure import FailedStep, compute_again
 from tercel.train.features import FeatureSupply
 from tercel.train.learner import SETTLED, Learned, Learner
+from tercel.train.lesson import lesson_of
 from tercel.train.loop import _Run, train
 from tercel.train.make_features import make_features
 from tercel.train.run_folder import RunFolder
@@ -512,7 +513,7 @@ def test_the_head_on_disk_drafts_as_the_one_that_was_measured(tmp_path):
     model = load_head(tmp_path / "r")
     held = split(usable(CHATS, config.max_length, target.vocab_size), config.eval_share).held_out
     supply = FeatureSupply(target, model.head, model.vocabulary)
-    again = simulate(model.head, [supply.batch(held)], supply.to_draft, config.objective)
+    again = simulate(lesson_of(config), model.head, [supply.batch(held)], supply.to_draft)
     assert again.steps == summary.best.steps
     assert again.loss == pytest.approx(summary.best.loss, rel=0.01)  # the file is in bfloat16
 

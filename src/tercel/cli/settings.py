@@ -71,7 +71,9 @@ def option_of(field: Field[Any], hint: Any) -> tuple[Any, Any]:
         kind, default, more = str, ",".join(map(str, default)), {"parser": parse_layers}
     if field.name == "start_from":
         more = {"metavar": "HEAD", "parser": user_name}
-    shown = {"hidden": True, "callback": only_in_files} if told.flag is None else {"rich_help_panel": told.flag}
+    shown: dict[str, Any] = {"hidden": True} if told.flag is None else {"rich_help_panel": told.flag}
+    if told.flag is None and not told.typed:
+        shown["callback"] = only_in_files
     return default, Annotated[kind, typer.Option(help=told.help, **shown, **more)]
 
 

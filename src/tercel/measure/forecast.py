@@ -168,7 +168,7 @@ def calibrate(target: TargetModel, ready: Prepared, config: TrainConfig, seconds
     encoding = _now(target.device) - at
     held = _first(ready.data.held_out, HELD_OUT_TOKENS)
     at = time.perf_counter()
-    simulate(learner.weights.working, [learner.supply.batch(held)], learner.supply.to_draft, config.objective)
+    simulate(learner.lesson, learner.weights.working, [learner.supply.batch(held)], learner.supply.to_draft)
     evaluation = (_now(target.device) - at) / sum(map(len, held))
     return Calibration(
         micro_batches=len(spent),

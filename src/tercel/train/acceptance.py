@@ -1,10 +1,10 @@
 """Acceptance on given text without decoding: the steps that a decoder of greedy chains would make there.
 
-Teacher forcing feeds what decoding would as long as every draft so far was right. So one pass of training-time test
-over an answer tells, for every place in it, how many drafts of a chain begun there would be accepted (spec section
-10). Walking from the answer's start as decoding does (a step that accepts `a` drafts goes on `a + 1` tokens further)
-gives the very steps of a decoder whose target chooses this text. A mean over all places is higher: decoding begins
-anew, by construction, right after a draft that failed.
+Teacher forcing feeds what decoding would as long as every draft so far was right. So one pass of a head's chains (of
+EAGLE-3's: training-time test) over an answer tells, for every place in it, how many drafts of a chain begun there would
+be accepted (spec section 10). Walking from the answer's start as decoding does (a step that accepts `a` drafts goes on
+`a + 1` tokens further) gives the very steps of a decoder whose target chooses this text. A mean over all places is
+higher: decoding begins anew, by construction, right after a draft that failed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from torch import Tensor
 
 from tercel.draft.acceptance import NAlpha, acceptance_length, count_chains
 from tercel.draft.alignment import predicted, supervised_runs
-from tercel.draft.eagle3 import Eagle3Head
+from tercel.draft.head import DraftHead
 from tercel.draft.history import HeldOut
 from tercel.train.config import Objective
-from tercel.train.ttt import Batch, Extent, TTTResult, training_time_test
+from tercel.train.lesson import Lesson
+from tercel.train.ttt import Batch, Extent, TTTResult
 
 
 @dataclass(frozen=True)
@@ -96,18 +97,19 @@ class Simulated:
     chains: list[Chains]
 
 
-def simulate(head: Eagle3Head, batches: Iterable[Batch], to_draft: Tensor, objective: Objective) -> HeldOut:
-    """Measure greedy chains of `objective.steps` drafts on the answers of `batches`."""
-    return held_out_of([simulate_batch(head, batch, to_draft, objective) for batch in batches], objective)
+def simulate(lesson: Lesson, head: DraftHead, batches: Iterable[Batch], to_draft: Tensor) -> HeldOut:
+    """Measure greedy chains of as many drafts as the objective has steps on the answers of `batches`."""
+    return held_out_of([simulate_batch(lesson, head, batch, to_draft) for batch in batches], lesson.objective)
 
 
 @torch.no_grad()
-def simulate_batch(head: Eagle3Head, batch: Batch, to_draft: Tensor, objective: Objective) -> Simulated:
-    """Greedy chains of `objective.steps` drafts on the answers of one batch."""
-    apart = Extent(1, (1,) * objective.steps)  # sums, to be divided by the extent of all batches
-    result = training_time_test(head, batch, to_draft, objective, whole=apart)
+def simulate_batch(lesson: Lesson, head: DraftHead, batch: Batch, to_draft: Tensor) -> Simulated:
+    """The same of one batch."""
+    apart = Extent(1, (1,) * lesson.objective.steps)  # sums, to be divided by the extent of all batches
+    result = lesson.rehearse(head, batch, to_draft, whole=apart)
     losses = tuple(float(outcome.loss) for outcome in result.steps)
-    return Simulated(losses, Extent.of(batch, to_draft, objective), chains_of(result, batch, to_draft))
+    extent = Extent(len(batch.lengths), tuple(lesson.counted(batch, to_draft).tolist()))
+    return Simulated(losses, extent, chains_of(result, batch, to_draft))
 
 
 def held_out_of(parts: Sequence[Simulated], objective: Objective) -> HeldOut:

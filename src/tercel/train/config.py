@@ -16,15 +16,23 @@ from tercel.target_model.backend_names import NONE, SHARDINGS
 LossKind = Literal["soft", "hard", "lk"]
 OptimizerKind = Literal["muon", "adamw"]
 RECIPE, RUN = "Recipe", "Run"
+EAGLE3 = "eagle3"
+
+# How heads can learn, by the name in `TrainConfig.method`: where each `Lesson` stands, imported when it is needed, so
+# that it may be in a later room. The one place where a further method of training is entered.
+METHODS: dict[str, str] = {
+    EAGLE3: "tercel.train.eagle3:Eagle3Lesson",
+}
 
 
 @dataclass(frozen=True)
 class Setting:
     """A setting in a few words, for whoever gives it. flag: the heading among the flags of `tercel train`; None for one
-    that is given in a file only."""
+    that is given in a file only. typed: one of a file that may be typed too, though no list of flags has it."""
 
     help: str
     flag: str | None = None
+    typed: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,10 @@ _RANGES = (
 )
 
 
+# What could not be set once, and what it was then: a run that leaves it so has the key that it had.
+_ADDED = {"optimizer": "adamw", "method": EAGLE3}
+
+
 @dataclass(frozen=True)
 class _Start:
     """Peak rate and share of the warm-up of a run that is told neither."""
@@ -76,6 +88,7 @@ _NEW, _AGAIN = _Start(5e-4, 0.04), _Start(2e-4, 0.1)
 class TrainConfig:
     """Recipe of one training run; defaults follow the paper where the scale allows it (spec section 7).
 
+    method: a name of `METHODS`.
     max_steps: end there, schedule included, however many epochs there are (0: no limit).
     batch_tokens: packed tokens of one optimizer step's micro-batch; accumulate: micro-batches a step.
     lr: peak of a linear warm-up (share `warmup` of all steps) and a cosine down to `final_lr` of it. A rate that a new
@@ -88,6 +101,7 @@ class TrainConfig:
     draft_vocab: `W` (0: the target's whole vocabulary).
     """
 
+    method: Annotated[str, Setting("How the head learns, and so of what kind it is.", typed=True)] = EAGLE3
     epochs: Annotated[int, Setting("Passes over the data.", RECIPE)] = 2
     max_steps: Annotated[int, Setting("End after so many optimizer steps; 0 is all epochs.", RECIPE)] = 0
     batch_tokens: Annotated[int, Setting("Packed tokens of a micro-batch.", RECIPE)] = 2048
@@ -139,6 +153,7 @@ class TrainConfig:
             if value > most:
                 raise TercelError(f"{name} must be at most {most:,}, not {short(value)}")
         for name, allowed in (
+            ("method", tuple(METHODS)),
             ("loss", get_args(LossKind)),
             ("optimizer", get_args(OptimizerKind)),
             ("oov", ("drop", "keep")),
@@ -197,6 +212,7 @@ class TrainConfig:
         # they change what is written, or who computes, and not what is learned
         for free in ("eval_every", "patience", "save_every", "target_sharding"):
             values.pop(free)
-        if self.optimizer == "adamw":  # there was none else once
-            values.pop("optimizer")
+        for added, once in _ADDED.items():
+            if values[added] == once:
+                values.pop(added)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tercel.chat.identity import TemplateIdentity
 from tercel.chat.template import TemplateRefusalError
-from tercel.draft import Eagle3Head, TargetIdentity, TrainingRecord
+from tercel.draft import DraftHead, TargetIdentity, TrainingRecord
 from tercel.draft.history import FROZEN, TRAINED, Recipe, TemplateRecord
 from tercel.target_model.protocol import TargetModel
 from tercel.train.batches import Split
@@ -32,7 +32,7 @@ def begun_record(
     target: TargetModel,
     config: TrainConfig,
     data: Split,
-    head: Eagle3Head,
+    head: DraftHead,
     *,
     supervised_tokens: int,
     coverage: float,
@@ -57,7 +57,7 @@ def begun_record(
     )
 
 
-def _embeddings(head: Eagle3Head) -> str | None:
+def _embeddings(head: DraftHead) -> str | None:
     """Of a head with embeddings of its own, whether they learn."""
     if not head.config.own_embeddings:
         return None

@@ -14,14 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
-from tercel.draft import DraftVocabulary, Eagle3Head, HeadConfig
+from tercel.draft import DraftVocabulary
+from tercel.draft.kinds import config_of, new_head
 from tercel.errors import TercelError
 from tercel.files import UNWRITTEN, atomic_file, write_json
 from tercel.reading import read_json
 from tercel.target_model.protocol import TargetModel
 from tercel.train.config import TrainConfig
 from tercel.train.features import Encoded, FeatureSupply
-from tercel.train.ttt import training_time_test
+from tercel.train.lesson import lesson_of
 
 if TYPE_CHECKING:
     from tercel.train.learner import Learner
@@ -101,11 +102,14 @@ class FailedStep:
 def compute_again(file: Path, target: TargetModel) -> list[float]:
     """The loss of each micro-batch of a step that `FailedStep.write` has kept, each by itself, on its target."""
     tensors, told = load_file(file), read_json(file.with_suffix(".json"))
-    head = Eagle3Head(HeadConfig.from_dict(told["head"]))
+    head = new_head(config_of(told["head"]))
     head.load_state_dict({n.removeprefix("head."): t for n, t in tensors.items() if n.startswith("head.")})
     vocabulary = DraftVocabulary(tensors["vocabulary"], target.vocab_size)
     settings = told["settings"] | {"feature_layers": tuple(told["settings"]["feature_layers"])}
-    supply = FeatureSupply(target, head.to(target.device, target.dtype), vocabulary)
+    lesson = lesson_of(TrainConfig(**settings))
+    lesson.begin(target, vocabulary)
+    head = head.to(target.device, target.dtype)
+    supply = FeatureSupply(target, head, vocabulary, keeps_hidden=lesson.keeps_hidden)
     losses = []
     for number, group in enumerate(told["micro_batches"]):
         kept = {k.partition(".")[2]: t.to(target.device) for k, t in tensors.items() if k.startswith(f"{number}.")}
@@ -113,7 +117,7 @@ def compute_again(file: Path, target: TargetModel) -> list[float]:
         assert len(chats) == len(group["chats"])
         with torch.no_grad():
             batch = supply.batch(chats, encoded)
-            result = training_time_test(head, batch, supply.to_draft, TrainConfig(**settings).objective)
+            result = lesson.learn(head, batch, supply.to_draft)
         losses.append(float(result.loss))
     return losses
 

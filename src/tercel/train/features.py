@@ -22,7 +22,7 @@ from tercel.train.ttt import Batch
 class FeatureSupply:
     """Makes `Batch`es of chats. store: what the target gave for them is read from there, and its blocks are not run.
     ranks: those of the run; where the target is split over them and asked, all have to call `encode` equally often, if
-    need be with no chats."""
+    need be with no chats. keeps_hidden: whether batches have `hidden`."""
 
     def __init__(
         self,
@@ -31,8 +31,10 @@ class FeatureSupply:
         vocabulary: DraftVocabulary,
         store: FeatureStore | None = None,
         ranks: Ranks | None = None,
+        *,
+        keeps_hidden: bool = False,
     ) -> None:
-        self.target = target
+        self.target, self.keeps_hidden = target, keeps_hidden
         self.ranks = ranks or Alone()
         self.head = head
         self.vocabulary = vocabulary
@@ -59,6 +61,7 @@ class FeatureSupply:
             embeddings=None if self.head.config.own_embeddings else self.target.embed(tokens),
             teacher=Teacher.of(self.target, hidden, self.vocabulary, self.to_draft),
             taught=taught.to(device),
+            hidden=hidden if self.keeps_hidden else None,
         )
 
     @torch.no_grad()

@@ -11,25 +11,26 @@ import torch
 from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
-from tercel.draft import DraftVocabulary, Eagle3Head
+from tercel.draft import DraftHead, DraftVocabulary
 from tercel.target_model.protocol import TargetModel
 from tercel.train.config import TrainConfig
 from tercel.train.encoding import Encoded
 from tercel.train.failure import FailedStep, NotFiniteError
 from tercel.train.feature_store import FeatureStore
 from tercel.train.features import FeatureSupply
+from tercel.train.lesson import lesson_of
 from tercel.train.optimizer import BETAS, HeadOptimizer
 from tercel.train.precision import MasterWeights
 from tercel.train.ranks import Alone, Ranks, Step, share
-from tercel.train.ttt import Extent, counted_rows, training_time_test
+from tercel.train.ttt import Extent
 
 SETTLED = round(1 / (1 - BETAS[1]))  # steps: as far back as the mean of squared gradients looks
 
 
 @dataclass(frozen=True)
 class Learned:
-    """An optimizer step, over all of its micro-batches. accuracy: share of right drafts at step 0 of training-time
-    test; grad_norm: before clipping; tokens: prompts included."""
+    """An optimizer step, over all of its micro-batches. accuracy: share of right drafts at the lesson's first
+    step; grad_norm: before clipping; tokens: prompts included."""
 
     loss: float
     accuracy: float
@@ -62,7 +63,7 @@ class Learner:
 
     def __init__(
         self,
-        head: Eagle3Head,
+        head: DraftHead,
         vocabulary: DraftVocabulary,
         target: TargetModel,
         chats: Sequence[TokenizedChat],
@@ -75,10 +76,19 @@ class Learner:
         self.config, self.chats, self.plan = config, chats, plan
         self.ranks = ranks or Alone()
         self.mine = share(plan, self.ranks.rank, self.ranks.count)
+        self.lesson = lesson_of(config)
+        self.lesson.begin(target, vocabulary)
         self.weights = MasterWeights(head, target.dtype)
         self.learning = [p for p in head.parameters() if p.requires_grad]
         self.optimizer = HeadOptimizer(head, config.optimizer, config.weight_decay)
-        self.supply = FeatureSupply(target, self.weights.working, vocabulary, features, self.ranks)
+        self.supply = FeatureSupply(
+            target,
+            self.weights.working,
+            vocabulary,
+            features,
+            self.ranks,
+            keeps_hidden=self.lesson.keeps_hidden,
+        )
 
     def gradients(self, number: int) -> Learned:
         """Make the clipped gradients of optimizer step `number` (from 0), whatever way it is cut:
@@ -86,7 +96,7 @@ class Learner:
             extent = what the step's means are taken over, of all micro-batches of all ranks
             for each micro-batch of this rank:                       (nothing is read back from the device here)
                 batch  = features and teacher of its chats            features [N, n*Ht], probs [U, W]
-                loss   = training-time test over S steps, each row divided by the extent: a part of the step's loss
+                loss   = what the lesson makes of it, each row divided by the extent: a part of the step's loss
                 master.grad += d loss / d weights                     working dtype to float32
             gradients, loss and counters = their sums over all ranks
             gradients = gradients * min(1, clip / norm(gradients))
@@ -103,14 +113,7 @@ class Learner:
             if not chats:  # this rank has none left, and only helped others to encode theirs
                 continue
             batch = self.supply.batch(chats, ready)
-            result = training_time_test(
-                self.weights.working,
-                batch,
-                self.supply.to_draft,
-                self.config.objective,
-                whole=whole,
-                every_draft=False,
-            )
+            result = self.lesson.learn(self.weights.working, batch, self.supply.to_draft, whole=whole)
             result.loss.backward()
             self.weights.collect_gradients()
             told.append(torch.stack([result.loss.detach(), result.steps[0].correct.sum()]))  # stays on the device
@@ -176,7 +179,7 @@ class Learner:
         `groups` of this rank, where it had to be asked: which rows count hangs on its choices, and a mean over rows
         needs all of them first.
         """
-        objective = self.config.objective
+        objective = self.lesson.objective
         if objective.average == "sequence":
             return Extent(sum(map(len, self.plan[number]))), [None] * len(groups)
         if self.ranks.count == len(groups) == 1:  # that of the only batch
@@ -186,7 +189,7 @@ class Learner:
         rows = torch.zeros(objective.steps, dtype=torch.long, device=self.supply.to_draft.device)
         for chats, ready in zip(groups, encoded, strict=True):
             if chats:
-                rows += counted_rows(self.supply.batch(chats, ready), self.supply.to_draft, objective)
+                rows += self.lesson.counted(self.supply.batch(chats, ready), self.supply.to_draft)
         counts = rows.cpu()
         self.ranks.sum([counts])
         return Extent(sum(map(len, self.plan[number])), tuple(counts.tolist())), encoded

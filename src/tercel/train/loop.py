@@ -240,15 +240,15 @@ class _Run:
 
     def _measure(self) -> HeldOut:
         """On all held-out chats, of which each rank takes its share; all ranks get what one alone would."""
-        learner, objective, parts = self.learner, self.config.objective, []
+        learner, parts = self.learner, []
         plan = plan_batches([len(chat) for chat in self.data.held_out], EVAL_BATCH_TOKENS, 1, 0)
         for indices in dealt(plan, self.ranks.rank, self.ranks.count):
             chats = [self.data.held_out[i] for i in indices]
             encoded = learner.supply.encode(chats)
             if chats:
                 batch = learner.supply.batch(chats, encoded)
-                parts.append(simulate_batch(learner.weights.working, batch, learner.supply.to_draft, objective))
-        return held_out_of(collected(self.ranks.gather(parts)), objective)
+                parts.append(simulate_batch(learner.lesson, learner.weights.working, batch, learner.supply.to_draft))
+        return held_out_of(collected(self.ranks.gather(parts)), learner.lesson.objective)
 
     def _model(self, held_out: HeldOut | None) -> DraftModel:
         """The head as it is now."""

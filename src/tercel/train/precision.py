@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from tercel.draft.eagle3 import Eagle3Head
+from tercel.draft.head import DraftHead
 
 
 class MasterWeights:
@@ -16,7 +16,7 @@ class MasterWeights:
     With `dtype` float32 both are the same module.
     """
 
-    def __init__(self, master: Eagle3Head, dtype: torch.dtype) -> None:
+    def __init__(self, master: DraftHead, dtype: torch.dtype) -> None:
         self.master = master
         self.working = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
         self.pairs: list[tuple[nn.Parameter, nn.Parameter]] = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
-from tercel.draft import DraftVocabulary, Eagle3Head
+from tercel.draft import DraftHead, DraftVocabulary
 from tercel.target_model.protocol import TargetModel
 from tercel.train.batches import Split, plan_steps, split, supervised_counts, usable
 from tercel.train.config import TrainConfig
@@ -25,7 +25,7 @@ class Prepared:
     chats: Sequence[TokenizedChat]
     data: Split
     counts: Tensor
-    head: Eagle3Head
+    head: DraftHead
     vocabulary: DraftVocabulary
     warnings: tuple[str, ...]
     plan: list[Step]

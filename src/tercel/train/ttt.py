@@ -28,7 +28,7 @@ class Batch:
     tokens int64 `[N]`; lengths of the sequences; supervised bool `[N]`; features `[N, n*Ht]`; embeddings `[N,
     Ht]` the target has for the tokens (None for a head with its own, which are parameters of it); what the teacher
     says at the `U` positions before a supervised token, and `taught` int64 `[N]`, which of these each position is (-1:
-    none).
+    none); hidden `[U, Ht]`: the target's last hidden states there, after the final norm, for a lesson that keeps them.
     """
 
     tokens: Tensor
@@ -38,6 +38,7 @@ class Batch:
     embeddings: Tensor | None
     teacher: Teacher
     taught: Tensor
+    hidden: Tensor | None = None
 
     @property
     def positions(self) -> Tensor:
