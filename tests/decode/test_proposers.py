@@ -22,6 +22,7 @@ from tercel.decode.vanilla import Vanilla
 from tercel.draft.shape import WIDEST, TreeShape
 from tercel.errors import TercelError
 from tests.decode.drafts import random_draft, tiny_target
+from tests.methods.heads import CONFIGS, random_parts
 
 PAGE = Path(__file__).parents[2] / "docs" / "proposers.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
@@ -81,7 +82,9 @@ def test_names_make_what_they_name() -> None:
 def test_a_proposer_goes_by_the_name_it_is_made_by(name: str) -> None:
     target = tiny_target("llama")
     costs = StepCosts({1: {1: 1.0}})
-    assert make_proposer(name, target, head=random_draft(target), model=target, costs=costs).name == name
+    kind = next((kind for kind in CONFIGS if name.startswith(kind)), None)
+    head = random_draft(target) if kind is None else random_parts(kind, target)
+    assert make_proposer(name, target, head=head, model=target, costs=costs).name == name
 
 
 def test_what_is_missing_is_said(ngram: Path) -> None:

@@ -129,10 +129,7 @@ class HeadState(ABC):
     def best(self, output: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """What is likeliest after outputs `[.., H]`, `count` drafts or as many as there are, the likeliest first:
         logarithms of the draft's probabilities, and places in its vocabulary, `[.., count]` each."""
-        logits = self._logits(output)
-        best, places = logits.topk(min(count, logits.shape[-1]))
-        most = best[..., :1]  # `log_softmax` of all of them would be written out, and takes twice as long
-        return best - most - (logits - most).exp_().sum(-1, keepdim=True).log_(), places
+        return likeliest(self._logits(output), count)
 
     def _known(self, positions: Tensor) -> Tensor:
         """Entries past the head's last position keep that one: nothing is drafted from them."""
@@ -202,6 +199,14 @@ class TorchHeadState(HeadState):
             every = torch.arange(len(asked), device=asked.device)[:, None]
             query, residual = query[every, asked], residual[every, asked]
         return self.head.finish(residual, _attend(query, keys, values, visible_slots(lengths, ancestors)))
+
+
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of logits `[.., W]`, or as many as there are, the largest first: logarithms of their
+    probabilities, and their places, `[.., count]` each."""
+    best, places = logits.topk(min(count, logits.shape[-1]))
+    most = best[..., :1]  # `log_softmax` of all of them would be written out, and takes twice as long
+    return best - most - (logits - most).exp_().sum(-1, keepdim=True).log_(), places
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:

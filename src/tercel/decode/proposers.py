@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 VANILLA, EAGLE3, SAMPLED_CHAIN = "vanilla", "eagle3", "eagle3-sampled-chain"
 PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE = "pld", "suffix", "lookahead", "sps", "oracle"
+MEDUSA, HYDRA = "medusa", "hydra"
 
 # where each kind stands: imported when it is needed, since names are asked for before torch is there
 KINDS: dict[str, str] = {
@@ -33,6 +34,8 @@ KINDS: dict[str, str] = {
     SUFFIX: "tercel.decode.suffix:KIND",
     LOOKAHEAD: "tercel.decode.lookahead:KIND",
     SPS: "tercel.decode.sps:KIND",
+    MEDUSA: "tercel.methods.medusa:KIND",
+    HYDRA: "tercel.methods.hydra:KIND",
     ORACLE: "tercel.decode.oracle:KIND",
 }
 OnPiece = Callable[[int, int], None]

@@ -14,6 +14,8 @@ from tercel.errors import TercelError
 KINDS: dict[str, str] = {
     "eagle3": "tercel.draft.eagle3:Eagle3Head",
     "eagle1": "tercel.draft.eagle1:Eagle1Head",
+    "medusa": "tercel.methods.medusa:MedusaHead",
+    "hydra": "tercel.methods.hydra:HydraHead",
 }
 
 

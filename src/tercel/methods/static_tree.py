@@ -1,0 +1,118 @@
+"""Trees of one form, whatever is drafted: who is a node is settled by ranks before anything is known of the tokens.
+
+Shapes, as suffixes of names: B rows, P nodes of a frontier and K of the next, C children of each.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from tercel.decode.draft_tree import DraftTree
+from tercel.decode.growth import Frontier
+from tercel.decode.types import Proposal
+from tercel.draft.shape import TreeShape
+from tercel.target_model.transfer import to_device
+
+# How likely a draft is right by its rank among its siblings and by its depth, about: measured numbers of many heads
+# fall so. Only the order of the products counts.
+RANK_POWER, BY_DEPTH = 1.5, 0.6
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Level:
+    """Nodes of one depth. parents: places in the frontier before; ranks: which child of it each is; frontier: which of
+    the nodes have children; numbers: the parents' in the tree (0: the root)."""
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+    frontier: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
+def likeliest_paths(shape: TreeShape) -> list[Ranks]:
+    """Of the Cartesian product of `top_k` ranks over `depth` levels, with all its beginnings, the `nodes - 1` likeliest
+    paths from the root, each after the paths it begins with: a node as a path of ranks (0: the likeliest).
+
+    Every step adds the likeliest node that hangs on one taken before (arXiv 2401.10774, section 2.3.3). All of them are
+    taken if there are fewer.
+    """
+
+    def chance(path: Ranks) -> float:
+        product = 1.0
+        for rank in path:
+            product *= BY_DEPTH * (rank + 1) ** -RANK_POWER
+        return product
+
+    # next: the sibling of the next rank, and the first child
+    waiting, taken = [(-chance((0,)), (0,))], list[Ranks]()
+    while waiting and len(taken) < shape.nodes - 1:
+        _, path = heapq.heappop(waiting)
+        taken.append(path)
+        following = [(*path[:-1], path[-1] + 1)] if path[-1] + 1 < shape.top_k else []
+        if len(path) < shape.depth:
+            following.append((*path, 0))
+        for other in following:
+            heapq.heappush(waiting, (-chance(other), other))
+    return taken
+
+
+@cache
+def levels_of(shape: TreeShape) -> tuple[Level, ...]:
+    """The tree of that shape, level by level; siblings stand in the order of their ranks."""
+    ordered = sorted(likeliest_paths(shape), key=lambda path: (len(path), path))
+    number = {path: place for place, path in enumerate([(), *ordered])}
+    inner = {path[:-1] for path in ordered}
+    levels, frontier = list[Level](), {(): 0}
+    for depth in range(1, len(ordered[-1]) + 1):
+        own = [path for path in ordered if len(path) == depth]
+        fed = [place for place, path in enumerate(own) if path in inner]
+        levels.append(
+            Level(
+                parents=tuple(frontier[path[:-1]] for path in own),
+                ranks=tuple(path[-1] for path in own),
+                frontier=tuple(fed),
+                numbers=tuple(number[path[:-1]] for path in own),
+            )
+        )
+        frontier = {own[place]: at for at, place in enumerate(fed)}
+    return tuple(levels)
+
+
+def node_count(shape: TreeShape) -> int:
+    """Of the tree of that shape, root included."""
+    return 1 + sum(len(level.ranks) for level in levels_of(shape))
+
+
+class Static:
+    """Grows (as a `Growth`) the tree of a shape for every row."""
+
+    def __init__(self, shape: TreeShape, rows: int, device: torch.device) -> None:
+        self._levels, self._device = levels_of(shape), device
+        self._ancestors = torch.zeros(rows, 1, 0, dtype=torch.bool, device=device)
+        self._tokens: list[Tensor] = []  # [B, nodes] a level
+
+    def level(self, tokens_BPC: Tensor, log_q_BPC: Tensor, last: bool) -> Frontier | None:
+        level = self._levels[len(self._tokens)]
+        parents, ranks = (to_device(list(of), self._device) for of in (level.parents, level.ranks))
+        tokens = tokens_BPC[:, parents, ranks.clamp(max=tokens_BPC.shape[-1] - 1)]
+        self._tokens.append(tokens)
+        if last or not level.frontier:
+            return None
+        fed = to_device(list(level.frontier), self._device)
+        parents_BK = parents[fed].expand(len(tokens), -1)
+        own = torch.eye(len(fed), dtype=torch.bool, device=self._device).expand(len(tokens), -1, -1)
+        self._ancestors = torch.cat([self._ancestors[:, parents[fed]], own], -1)
+        return Frontier(tokens[:, fed], parents_BK, self._ancestors)
+
+    def trees(self, roots: Sequence[int], depths: Sequence[int]) -> list[Proposal]:
+        tokens = torch.cat(self._tokens, 1).tolist()
+        parents = [-1, *(parent for level in self._levels[: len(self._tokens)] for parent in level.numbers)]
+        trees = [DraftTree([root, *own], parents) for root, own in zip(roots, tokens, strict=True)]
+        return [Proposal(tree).up_to(depth) for tree, depth in zip(trees, depths, strict=True)]
