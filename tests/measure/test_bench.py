@@ -31,6 +31,7 @@ class Clockwork:
     steps: int
     tokens: tuple[int, ...] = (20, 21, 22, 23, 24)
     coupled: bool = True
+    lossy: str | None = None
     log: list[tuple[str, tuple[int, ...], SamplingParams]] = field(default_factory=list)
 
     def run(self, prompt: tuple[int, ...], params: SamplingParams) -> Run:

@@ -43,10 +43,12 @@ class ColouredText:
 
 @dataclass(frozen=True)
 class Shown:
-    """An answer that was streamed to the user, and the seconds it took, prefill included."""
+    """An answer that was streamed to the user, and the seconds it took, prefill included; lossy: the rule by which its
+    drafts were accepted, if that changes the text."""
 
     result: GenerationResult
     seconds: float
+    lossy: str | None = None
 
 
 def stream_answer(engine: Engine, request: Request, console: PlainConsole, *, colours: bool) -> Shown:
@@ -59,7 +61,8 @@ def stream_answer(engine: Engine, request: Request, console: PlainConsole, *, co
         result = event.result
     assert result is not None
     console.print()
-    return Shown(result.require(), time.perf_counter() - started)
+    rule = engine.proposer.lossy
+    return Shown(result.require(), time.perf_counter() - started, None if rule is None else rule.title)
 
 
 def rate_line(shown: Shown) -> str:
@@ -67,7 +70,8 @@ def rate_line(shown: Shown) -> str:
     result = shown.result
     count = len(result.tokens)
     rate = (count - 1) / result.decode_seconds if result.steps else 0.0
-    return f"{count} tokens in {shown.seconds:.2f} s, {rate:.1f} tokens/s after the first, τ {result.tau:.2f}"
+    line = f"{count} tokens in {shown.seconds:.2f} s, {rate:.1f} tokens/s after the first, τ {result.tau:.2f}"
+    return line if shown.lossy is None else f"{line}, lossy: {shown.lossy}"
 
 
 def as_json(shown: Shown) -> dict[str, Any]:
@@ -85,4 +89,5 @@ def as_json(shown: Shown) -> dict[str, Any]:
         "prefill_seconds": result.prefill_seconds,
         "decode_seconds": result.decode_seconds,
         "split": result.split,
+        "lossy": shown.lossy,
     }

@@ -184,7 +184,12 @@ def make_methods(
             methods[name] = TransformersMethod(target)
         else:
             proposer = ready_proposer(name, target, head, options, model=model)
-            method = EngineMethod(Engine(target, proposer), coupled=not proposer_kind(name).draws)
+            kind, rule = proposer_kind(name), proposer.lossy
+            method = EngineMethod(
+                Engine(target, proposer),
+                coupled=not kind.draws and rule is None,
+                lossy=None if rule is None else rule.title,
+            )
             drafting = innermost(proposer)
             methods[name] = replace(method, rehearse=drafting.rehearse) if isinstance(drafting, Oracle) else method
     return methods

@@ -18,12 +18,13 @@ def command(json_file: JsonFile = None) -> None:
 
     One of your own is named MODULE:ATTRIBUTE (docs/proposers.md).
     """
-    rows = [(name, proposer_kind(name).about, [_NEEDS[need] for need in proposer_kind(name).needs]) for name in KINDS]
-    rows.append((TRANSFORMERS, "no drafts: stock generate(), in bench only", []))
+    kinds = [(name, proposer_kind(name)) for name in KINDS]
+    rows = [(name, kind.about, [_NEEDS[need] for need in kind.needs], kind.lossy) for name, kind in kinds]
+    rows.append((TRANSFORMERS, "no drafts: stock generate(), in bench only", [], False))
     if json_file is not None:
-        told = [{"name": name, "drafts": about, "needs": needs} for name, about, needs in rows]
+        told = [{"name": name, "drafts": about, "needs": needs, "lossy": lossy} for name, about, needs, lossy in rows]
         write_json(json_file, {"methods": told})
     table = Table("method", "what drafts", "needs")
-    for name, about, needs in rows:
+    for name, about, needs, _ in rows:
         table.add_row(name, about, ", ".join(needs))
     result_console(json_file).print(table)

@@ -166,6 +166,10 @@ def open_sampling(asked: Asked, target: Target) -> SamplingParams:
 
 
 def say_notes(*proposers: Proposer) -> None:
-    """What they have to say of the answers, a line each."""
+    """What they have to say of the answers, a line each; and who changed them."""
+    for proposer in proposers:
+        if proposer.lossy is not None:
+            rule = proposer.lossy.title
+            say(f"note: {proposer.name} is LOSSY: {rule} changes the text, which is not the model's own")
     for note in dict.fromkeys(note for proposer in proposers for note in proposer.notes()):
         say(f"note: {note}")

@@ -89,7 +89,8 @@ def command(
                 vanilla=None if proposer_kind(draft.method).draws else vanilla,
                 progress=lambda done, total: bar(done, total, ""),
             )
-    report = VerifyReport(greedy, sampled, loaded.weights)
+    rule = drafted.proposer.lossy
+    report = VerifyReport(greedy, sampled, loaded.weights, None if rule is None else rule.title)
     try:
         if json_file is not None:
             write_json(json_file, report.to_json())
@@ -112,6 +113,8 @@ def print_report(console: PlainConsole, report: VerifyReport) -> None:
     if len(divergences) > SHOWN:
         console.print_line(f"and {len(divergences) - SHOWN} more; --json lists all")
     verdict = "lossless: no difference but rounding" if report.ok else "NOT lossless"
+    if report.lossy is not None:
+        verdict += f": {report.lossy} is no lossless rule, whatever these checks found"
     if report.weights is not None:
         verdict += f", beside the same model with the same {report.weights} weights"
     console.print_line(verdict, "bold green" if report.ok else "bold red")

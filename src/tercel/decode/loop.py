@@ -218,7 +218,9 @@ class DecodingLoop:
             tree, scores = proposal.tree, scores[: len(proposal.tree)]
             how = (row.params, row.history, row.stream)
             try:
-                if proposal.distributions is None:
+                if self.proposer.lossy is not None:
+                    verdicts.append(self.proposer.lossy.verify(tree, scores, *how))
+                elif proposal.distributions is None:
                     verdicts.append(verify(tree, scores, *how, known if use else None))
                 else:
                     verdicts.append(verify_sampled_drafts(tree, scores, proposal.distributions, *how))

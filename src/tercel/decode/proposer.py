@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from tercel.decode.clock import PhaseClock
 from tercel.decode.sampling import RandomStream, SamplingParams
 from tercel.decode.types import Committed, Proposal
+from tercel.decode.verify import LossyRule
 from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
 
@@ -33,12 +34,14 @@ class Proposer(Protocol):
 
     name: what reports call it. feature_layers: which target layers it wants captured. max_nodes: the largest tree it
     proposes, root included, and what it has computed beside that. needs_tree: whether that is ever more than a chain.
+    lossy: how its drafts are verified, if not as everywhere: by a rule that changes the text.
     """
 
     name: str
     feature_layers: tuple[int, ...] = ()
     max_nodes: int
     needs_tree: bool = False
+    lossy: LossyRule | None = None
 
     @property
     def memory(self) -> CacheMemory:
@@ -86,6 +89,7 @@ class PassingOn(Proposer):
         self.inner = inner
         self.name, self.feature_layers = inner.name, inner.feature_layers
         self.max_nodes, self.needs_tree = inner.max_nodes, inner.needs_tree
+        self.lossy = inner.lossy
 
     @property
     def memory(self) -> CacheMemory:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 VANILLA, EAGLE3, SAMPLED_CHAIN = "vanilla", "eagle3", "eagle3-sampled-chain"
 PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE = "pld", "suffix", "lookahead", "sps", "oracle"
-MEDUSA, HYDRA = "medusa", "hydra"
+MEDUSA, MEDUSA_TYPICAL, HYDRA = "medusa", "medusa-typical", "hydra"
 
 # where each kind stands: imported when it is needed, since names are asked for before torch is there
 KINDS: dict[str, str] = {
@@ -35,6 +35,7 @@ KINDS: dict[str, str] = {
     LOOKAHEAD: "tercel.decode.lookahead:KIND",
     SPS: "tercel.decode.sps:KIND",
     MEDUSA: "tercel.methods.medusa:KIND",
+    MEDUSA_TYPICAL: "tercel.methods.medusa:TYPICAL",
     HYDRA: "tercel.methods.hydra:KIND",
     ORACLE: "tercel.decode.oracle:KIND",
 }
@@ -61,12 +62,14 @@ class Parts:
 class ProposerKind:
     """How proposers of a kind are made. needs: the parts that `make` cannot do without. draws: whether drafts are drawn
     at random, so that sampled text has the target's distribution but is not the text of the same seed without drafts.
+    lossy: whether drafts are verified by a rule that changes the text (`Proposer.lossy`), which every output then says.
     about: what drafts, in a few words.
     """
 
     make: Callable[[Parts], Proposer]
     needs: tuple[Literal["head", "model"], ...] = ()
     draws: bool = False
+    lossy: bool = False
     about: str = ""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -40,6 +41,21 @@ class Verdict:
     def tokens(self) -> tuple[int, ...]:
         """The tokens to append: the accepted ones and the target's own; never empty."""
         return (*self.accepted, self.own)
+
+
+class LossyRule(Protocol):
+    """A way to verify drafts that changes the text, for comparisons with methods that do.
+
+    title: what outputs call it.
+    """
+
+    title: str
+
+    def verify(
+        self, tree: DraftTree, logits: Tensor, params: SamplingParams, history: TokenHistory, stream: RandomStream
+    ) -> Verdict:
+        """As `verify`, in its own way."""
+        ...
 
 
 def verify(

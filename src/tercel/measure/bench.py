@@ -172,7 +172,8 @@ class _Asking:
             )
         greedy = self.settings.params.greedy
         comparable = {name: method.coupled or greedy for name, method in self.methods.items()}
-        return TaskResult(task.name, summarise(rows, comparable), tuple(rows), tuple(skipped))
+        lossy = {name: method.lossy for name, method in self.methods.items()}
+        return TaskResult(task.name, summarise(rows, comparable, lossy), tuple(rows), tuple(skipped))
 
     def _conversation(
         self, task: Task, question: Question, params: SamplingParams, skipped: dict[str, None]

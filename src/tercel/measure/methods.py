@@ -40,10 +40,13 @@ class Run:
 
 
 class Method(Protocol):
-    """coupled: whether the same seed gives the same text as token-by-token decoding."""
+    """coupled: whether the same seed gives the same text as token-by-token decoding. lossy: the rule that changes the
+    text, if one does."""
 
     @property
     def coupled(self) -> bool: ...
+    @property
+    def lossy(self) -> str | None: ...
 
     def run(self, prompt: tuple[int, ...], params: SamplingParams) -> Run: ...
 
@@ -56,12 +59,13 @@ class Generator(Protocol):
 
 @dataclass(frozen=True)
 class EngineMethod:
-    """The project's loop; `coupled` is False for proposers that sample their drafts. rehearse: what has to be done with
-    the requests before their time begins."""
+    """The project's loop; `coupled` is False for proposers that sample their drafts, and for lossy ones. rehearse: what
+    has to be done with the requests before their time begins. lossy: the rule that changes the text, if one does."""
 
     engine: Generator
     coupled: bool = True
     rehearse: Callable[[Sequence[Request]], None] = lambda requests: None
+    lossy: str | None = None
 
     def run(self, prompt: tuple[int, ...], params: SamplingParams) -> Run:
         return self.run_together([prompt], [params])[0]
@@ -85,6 +89,7 @@ class TransformersMethod:
 
     target: Target
     coupled: bool = False
+    lossy: str | None = None
 
     def run(self, prompt: tuple[int, ...], params: SamplingParams) -> Run:
         """Raises `TercelError` for parameters that stock generation has not, or has in another sense."""

@@ -38,7 +38,8 @@ def bench_table(report: BenchReport) -> Table:
     for task in report.tasks:
         for place, (name, summary) in enumerate(task.methods.items()):
             last = place == len(task.methods) - 1
-            table.add_row("" if place else task.name, name, *_cells(summary), end_section=last)
+            title = name if summary.lossy is None else f"{name} (LOSSY)"
+            table.add_row("" if place else task.name, title, *_cells(summary), end_section=last)
     return table
 
 
@@ -71,7 +72,8 @@ def plot_bench(report: BenchReport, path: Path) -> None:
                 continue
             summary = task.methods[name]
             x = at + (place - (len(names) - 1) / 2) * width
-            label = name if at == 0 else None
+            title = name if summary.lossy is None else f"{name} (lossy)"
+            label = title if at == 0 else None
             axes.bar(
                 x,
                 summary.rate.value,

@@ -62,6 +62,7 @@ class MethodSummary:
     tau: acceptance length; None if every answer ended with its first token. speedup: over token-by-token decoding by
     the same loop; speedup_per_question: the mean of the questions' own ratios. identical: share of questions answered
     with the same token ids as `vanilla` (None where they need not be: stock sampling). questions: how many were asked.
+    lossy: the rule by which drafts were accepted, if that changes the text.
     """
 
     tokens: int
@@ -73,6 +74,7 @@ class MethodSummary:
     over_transformers: Interval | None
     identical: Interval | None
     questions: int
+    lossy: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -85,6 +87,7 @@ class MethodSummary:
             **_entry("speedup_vs_transformers", self.over_transformers),
             **_entry("identical", self.identical),
             "questions": self.questions,
+            "lossy": self.lossy,
         }
 
 
@@ -156,13 +159,16 @@ class BenchReport:
         }
 
 
-def summarise(rows: Sequence[QuestionRow], comparable: Mapping[str, bool]) -> dict[str, MethodSummary]:
+def summarise(
+    rows: Sequence[QuestionRow], comparable: Mapping[str, bool], lossy: Mapping[str, str | None]
+) -> dict[str, MethodSummary]:
     """Numbers of every method over the same questions.
 
-    comparable: by method, whether its token ids should equal vanilla's. Intervals resample questions;
+    comparable: by method, whether its token ids should equal vanilla's; lossy: by which rule its drafts were accepted,
+    if that changes the text. Intervals resample questions;
     repetitions of a question are added up before.
     """
-    return {method: _summary(rows, method, comparable[method]) for method in comparable}
+    return {method: _summary(rows, method, comparable[method], lossy[method]) for method in comparable}
 
 
 def time_split_ms(rows: Sequence[QuestionRow], method: str) -> dict[str, float]:
@@ -173,7 +179,7 @@ def time_split_ms(rows: Sequence[QuestionRow], method: str) -> dict[str, float]:
     return {phase: 1e3 * sum(run.split.get(phase, 0.0) for run in runs) / max(steps, 1) for phase in phases}
 
 
-def _summary(rows: Sequence[QuestionRow], method: str, comparable: bool) -> MethodSummary:
+def _summary(rows: Sequence[QuestionRow], method: str, comparable: bool, lossy: str | None) -> MethodSummary:
     tokens = [row.tokens(method) for row in rows]
     seconds = [row.seconds(method) for row in rows]
     drafted, steps = [row.drafted_tokens(method) for row in rows], [row.steps(method) for row in rows]
@@ -190,6 +196,7 @@ def _summary(rows: Sequence[QuestionRow], method: str, comparable: bool) -> Meth
         over_transformers=_speedup(rows, method, TRANSFORMERS) if TRANSFORMERS in rows[0].runs else None,
         identical=proportion(same, len(rows)) if comparable else None,
         questions=len(rows),
+        lossy=lossy,
     )
 
 

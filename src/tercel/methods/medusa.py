@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tercel.decode.proposers import MEDUSA, Parts, ProposerKind
+from tercel.decode.proposers import MEDUSA, MEDUSA_TYPICAL, Parts, ProposerKind
+from tercel.decode.typical import Typical
 from tercel.draft.head import HeadWork
 from tercel.methods.last_hidden import LastHiddenConfig, LastHiddenHead, ResBlock
 from tercel.methods.parts_proposer import PartsProposer
@@ -89,9 +90,28 @@ class Medusa(PartsProposer):
     name = MEDUSA
 
 
+class TypicalMedusa(Medusa):
+    """The same drafts, accepted where the target finds them likely enough: fewer are refused, and the text is no longer
+    the target's own."""
+
+    name = MEDUSA_TYPICAL
+    lossy = Typical()
+
+
 def _make(parts: Parts) -> Medusa:
     assert parts.head is not None
     return Medusa(parts.head, parts.head.head_as(MedusaHead), parts.target, parts.shape)
 
 
+def _make_typical(parts: Parts) -> TypicalMedusa:
+    assert parts.head is not None
+    return TypicalMedusa(parts.head, parts.head.head_as(MedusaHead), parts.target, parts.shape)
+
+
 KIND = ProposerKind(_make, needs=("head",), about="heads that each guess one token ahead (arXiv 2401.10774)")
+TYPICAL = ProposerKind(
+    _make_typical,
+    needs=("head",),
+    lossy=True,
+    about="the same, accepting what is likely enough: LOSSY, the text is not the target's own",
+)
