@@ -10,6 +10,7 @@ head.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,7 +116,7 @@ def training_time_test(
     plan = plan_rows(batch.supervised.cpu(), batch.lengths, objective.steps)
     positions = batch.positions
     said: list[Tensor] = []  # of each step, what the output layer reads
-    wanted: list[tuple[Tensor, Tensor, Tensor]] = []  # taught, labels and weights of its rows
+    wanted: list[RowGoals] = []
 
     # Step 0 over all tokens: the last of a sequence reads a token that is not its own, but no row sees it.
     every = torch.arange(len(batch.tokens), device=device)
@@ -142,14 +143,8 @@ def training_time_test(
         output = head.finish(residual, attended)
         hidden = head.feedback(output)
 
-        taught, labels, counts = _targets(batch, to_draft, objective, rows, step)
-        row_weights = (
-            _token_weights(counts, None if whole is None else whole.rows[step])
-            if objective.average == "token"
-            else _sequence_weights(counts, plan.rows[step], batch.lengths, None if whole is None else whole.sequences)
-        )
         said.append(head.norm(output))
-        wanted.append((taught, labels, row_weights * objective.step_weight(step)))
+        wanted.append(row_goals(batch, to_draft, objective, plan, step, whole))
     if not said:
         return TTTResult(torch.zeros((), dtype=torch.float32, device=device), (), plan)
     # The loss of all steps at once: no step waits for it, and the output layer's gradient is summed in one place.
@@ -172,6 +167,29 @@ def training_time_test(
         tuple(StepLoss(parts.sum(), drafts, (drafts == label) & (drafts >= 0)) for parts, drafts, label in steps),
         plan,
     )
+
+
+class RowGoals(NamedTuple):
+    """What the rows of a step are to say. taught `[R_s]`: which of the teacher's positions each imitates; labels
+    `[R_s]`, draft ids (-1: none); weights float32 `[R_s]`: what each has in the objective's sum, 0 if it has no part."""
+
+    taught: Tensor
+    labels: Tensor
+    weights: Tensor
+
+
+def row_goals(
+    batch: Batch, to_draft: Tensor, objective: Objective, plan: RowPlan, step: int, whole: Extent | None = None
+) -> RowGoals:
+    """Those of `plan`'s rows of a step. to_draft, whole: as of `training_time_test`."""
+    rows = plan.rows[step].to(batch.tokens.device)
+    taught, labels, counts = _targets(batch, to_draft, objective, rows, step)
+    weights = (
+        _token_weights(counts, None if whole is None else whole.rows[step])
+        if objective.average == "token"
+        else _sequence_weights(counts, plan.rows[step], batch.lengths, None if whole is None else whole.sequences)
+    )
+    return RowGoals(taught, labels, weights * objective.step_weight(step))
 
 
 def _targets(
