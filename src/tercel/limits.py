@@ -68,6 +68,8 @@ COUNT = 1 << 40
 
 # the paper has 7 steps; each keeps the activations of all rows
 TTT_STEPS = 64
+# of one of a head's parts: Hydra++ has 4
+PART_LAYERS = 16
 # tokens packed into a micro-batch, and micro-batches of an optimizer step: a step of 2**31 tokens is none
 BATCH_TOKENS, ACCUMULATE = 1 << 22, 1 << 16
 # the order of all conversations in all epochs is planned in advance: some gigabytes at this size

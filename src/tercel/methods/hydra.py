@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tercel.decode.proposers import HYDRA, Parts, ProposerKind
 from tercel.draft.head import HeadWork
 from tercel.methods.last_hidden import LastHiddenConfig, LastHiddenHead, ResBlock
+from tercel.methods.parts_lesson import PartsLesson
 from tercel.methods.parts_proposer import PartsProposer
 
 
@@ -78,6 +79,13 @@ class HydraHead(LastHiddenHead):
             "hydra_num_layers": c.num_layers,
             "torch_dtype": str(dtype).removeprefix("torch."),
         }
+
+
+class HydraLesson(PartsLesson):
+    """Cross-entropy of the text's tokens, each part reading the text's tokens before; with the loss "soft" that of the
+    target's own distribution, as in Hydra++ (its teacher loss)."""
+
+    head_class = HydraHead
 
 
 class Hydra(PartsProposer):

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tercel.target_model.protocol import TargetModel
 
 PARTS = 5  # as published
-MOST_LAYERS = 16
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class LastHiddenConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, most in (("num_parts", limits.DRAFT_DEPTH), ("num_layers", MOST_LAYERS)):
+        for name, most in (("num_parts", limits.DRAFT_DEPTH), ("num_layers", limits.PART_LAYERS)):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
                 raise TercelError(f"{name} of a head must be a whole number from 1 to {most}, not {short(value)}")

@@ -13,6 +13,7 @@ from tercel.decode.proposers import MEDUSA, MEDUSA_TYPICAL, Parts, ProposerKind
 from tercel.decode.typical import Typical
 from tercel.draft.head import HeadWork
 from tercel.methods.last_hidden import LastHiddenConfig, LastHiddenHead, ResBlock
+from tercel.methods.parts_lesson import PartsLesson
 from tercel.methods.parts_proposer import PartsProposer
 
 
@@ -82,6 +83,12 @@ class MedusaHead(LastHiddenHead):
             "medusa_num_layers": c.num_layers,
             "torch_dtype": str(dtype).removeprefix("torch."),
         }
+
+
+class MedusaLesson(PartsLesson):
+    """Medusa-1's: cross-entropy of the text's tokens; with the loss "soft" that of the target's own distribution."""
+
+    head_class = MedusaHead
 
 
 class Medusa(PartsProposer):

@@ -22,7 +22,10 @@ EAGLE3 = "eagle3"
 # that it may be in a later room. The one place where a further method of training is entered.
 METHODS: dict[str, str] = {
     EAGLE3: "tercel.train.eagle3:Eagle3Lesson",
+    "medusa": "tercel.methods.medusa:MedusaLesson",
+    "hydra": "tercel.methods.hydra:HydraLesson",
 }
+PARTS = ("medusa", "hydra")  # those whose heads have a part for each step
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ _RANGES = (
     ("weight_decay", 0, limits.RATE),
     ("max_length", 1, limits.POSITIONS),
     ("ttt_steps", 1, limits.TTT_STEPS),
+    ("part_layers", 1, limits.PART_LAYERS),
     ("draft_vocab", 0, limits.VOCABULARY),
     ("eval_every", 1, limits.COUNT),
     ("patience", 0, limits.COUNT),
@@ -70,7 +74,7 @@ _RANGES = (
 
 
 # What could not be set once, and what it was then: a run that leaves it so has the key that it had.
-_ADDED = {"optimizer": "adamw", "method": EAGLE3}
+_ADDED = {"optimizer": "adamw", "method": EAGLE3, "part_layers": 1, "shared_output": False}
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,10 @@ class TrainConfig:
     lr: peak of a linear warm-up (share `warmup` of all steps) and a cosine down to `final_lr` of it. A rate that a new
     head needs makes one that has learned (`start_from`) forget, so both are gentler then if they are left out.
     ttt_steps: `S`; decay: weight of step `s` is `decay^s` (0: the plain mean of the paper's formula).
+    loss: of the target's distribution (soft, lk) or the text's own tokens (hard); left out, what the method's paper
+    has.
+    part_layers, shared_output: of heads that have a part for each step, how deep each is, and whether all have one
+    output layer.
     start_from: a head (folder, or name of a target with a shipped one) whose weights and draft vocabulary this run
     begins with, under a schedule of its own.
     freeze_lm_head: keep the target's output rows as they are, as in the paper's text (with draft_vocab 0: its whole
@@ -119,7 +127,9 @@ class TrainConfig:
     max_length: Annotated[int, Setting("Cut longer conversations, in tokens.")] = 2048
     ttt_steps: Annotated[int, Setting("Steps of the training-time test.")] = 7
     decay: Annotated[float, Setting("Step s weighs decay^s; 0 is the plain mean.")] = 0.8
-    loss: Annotated[str, Setting("soft, hard or lk.")] = "soft"
+    loss: Annotated[
+        str | None, Setting("soft, hard or lk; left out, soft, and hard where the method is medusa or hydra.")
+    ] = None
     oov: Annotated[str, Setting("drop or keep rows outside the draft vocabulary.")] = "drop"
     average: Annotated[str, Setting("Mean over sequence or token.")] = "sequence"
     draft_vocab: Annotated[int, Setting("Tokens the head can draft; 0 is all.", RECIPE)] = 8192
@@ -130,6 +140,8 @@ class TrainConfig:
     freeze_lm_head: Annotated[bool, Setting("Keep the target's output layer (paper's text).")] = False
     fc_norm: Annotated[bool, Setting("Norm each feature first (EAGLE-3.1).")] = False
     norm_output: Annotated[bool, Setting("Feed back the normed hidden (EAGLE-3.1).")] = False
+    part_layers: Annotated[int, Setting("Layers of each part (medusa, hydra; 4 in Hydra++).")] = 1
+    shared_output: Annotated[bool, Setting("One output layer for all parts (medusa, hydra).")] = False
     start_from: Annotated[str, Setting("Begin with the weights of this head.", RUN)] = ""
     seed: Annotated[int, Setting("Of initialisation and data order.")] = 0
     eval_share: Annotated[float, Setting("Share of the conversations held out.")] = 0.02
@@ -152,16 +164,20 @@ class TrainConfig:
                 raise TercelError(f"{name} must be at least {least}, not {short(value)}")
             if value > most:
                 raise TercelError(f"{name} must be at most {most:,}, not {short(value)}")
-        for name, allowed in (
-            ("method", tuple(METHODS)),
-            ("loss", get_args(LossKind)),
-            ("optimizer", get_args(OptimizerKind)),
-            ("oov", ("drop", "keep")),
-            ("average", ("sequence", "token")),
-            ("target_sharding", SHARDINGS),
+        for name, value, allowed in (
+            ("method", self.method, tuple(METHODS)),
+            ("loss", self.loss_kind, get_args(LossKind)),
+            ("optimizer", self.optimizer, get_args(OptimizerKind)),
+            ("oov", self.oov, ("drop", "keep")),
+            ("average", self.average, ("sequence", "token")),
+            ("target_sharding", self.target_sharding, SHARDINGS),
         ):
-            if getattr(self, name) not in allowed:
-                raise TercelError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+            if value not in allowed:
+                raise TercelError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        if self.method not in PARTS and (self.part_layers, self.shared_output) != (1, False):
+            raise TercelError(
+                f"part_layers and shared_output are of {' and '.join(PARTS)}; leave them out with {self.method}"
+            )
         if not 0 < self.eval_share < 1:
             raise TercelError(f"eval_share must lie between 0 and 1, not {self.eval_share}")
         for name, rate, most in (("lr", self.peak_lr, limits.RATE), ("clip", self.clip, limits.LOGIT)):
@@ -178,10 +194,14 @@ class TrainConfig:
         return Objective(
             steps=self.ttt_steps,
             decay=self.decay or None,
-            kind=self.loss,  # type: ignore[arg-type]  # checked above
+            kind=self.loss_kind,  # type: ignore[arg-type]  # checked above
             oov=self.oov,
             average=self.average,
         )
+
+    @property
+    def loss_kind(self) -> str:
+        return ("hard" if self.method in PARTS else "soft") if self.loss is None else self.loss
 
     @property
     def peak_lr(self) -> float:
@@ -193,7 +213,7 @@ class TrainConfig:
 
     def values(self) -> dict[str, Any]:
         """All settings by name, those that were left out as they are meant."""
-        return {**asdict(self), "lr": self.peak_lr, "warmup": self.warmup_share}
+        return {**asdict(self), "lr": self.peak_lr, "warmup": self.warmup_share, "loss": self.loss_kind}
 
     def learning_rate(self, step: int, steps: int) -> float:
         """For optimizer step `step` (from 0) of `steps`: linear warm-up, then a cosine."""

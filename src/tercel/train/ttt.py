@@ -171,7 +171,7 @@ def training_time_test(
 
 class RowGoals(NamedTuple):
     """What the rows of a step are to say. taught `[R_s]`: which of the teacher's positions each imitates; labels
-    `[R_s]`, draft ids (-1: none); weights float32 `[R_s]`: what each has in the objective's sum, 0 if it has no part."""
+    `[R_s]`, draft ids (-1: none); weights float32 `[R_s]`: each one's in the objective's sum, 0 if it has no part."""
 
     taught: Tensor
     labels: Tensor

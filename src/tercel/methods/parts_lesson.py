@@ -1,0 +1,128 @@
+"""How heads learn whose parts all take the target's last hidden state (`last_hidden.py`), Medusa's and Hydra's.
+
+The target is frozen; part `s` of every row learns the token that step `s` of a chain has to say, those before it being
+the text's (teacher forcing), and its loss weighs `decay ** s`. That is Medusa-1's objective but for a common factor
+(`0.8 ** k` of part `k` from 1), which clipping and AdamW take out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tercel.chat.conversation import TokenizedChat
+from tercel.draft import DraftHead, DraftVocabulary
+from tercel.draft.alignment import plan_rows, token_in
+from tercel.errors import TercelError
+from tercel.methods.last_hidden import LastHiddenConfig, LastHiddenHead
+from tercel.target_model.protocol import TargetModel
+from tercel.train.config import Objective, TrainConfig
+from tercel.train.feature_store import FeatureStore
+from tercel.train.lesson import Lesson
+from tercel.train.losses import DraftLoss, draft_loss
+from tercel.train.ttt import Batch, Extent, RowGoals, StepLoss, TTTResult, row_goals
+
+
+class PartsLesson(Lesson):
+    """A part for each of the run's steps. Raises `TercelError` for settings that such a head has no use for."""
+
+    head_class: ClassVar[type[LastHiddenHead]]
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        for name in ("feature_layers", "fc_norm", "norm_output"):
+            if getattr(config, name):
+                raise TercelError(f"a head of the method {config.method} has no {name}; leave the setting out")
+
+    def new_config(self, target: TargetModel, draft_vocab_size: int) -> LastHiddenConfig:
+        return self.head_class.config_class.beside(
+            target,
+            draft_vocab_size,
+            num_parts=self.config.ttt_steps,
+            num_layers=self.config.part_layers,
+            shared_output=self.config.shared_output,
+        )
+
+    def initialise(
+        self,
+        head: DraftHead,
+        target: TargetModel,
+        vocabulary: DraftVocabulary,
+        chats: Sequence[TokenizedChat],
+        store: FeatureStore | None,
+    ) -> None:
+        assert isinstance(head, LastHiddenHead)
+        head.initialise(target.output_rows(vocabulary.ids))
+
+    def freeze(self, head: DraftHead) -> None:
+        assert isinstance(head, LastHiddenHead)
+        for step in range(head.config.num_parts):
+            head.output_layer(step).requires_grad_(not self.config.freeze_lm_head)
+
+    def learn(self, head: DraftHead, batch: Batch, to_draft: Tensor, *, whole: Extent | None = None) -> TTTResult:
+        assert isinstance(head, LastHiddenHead)
+        return parts_loss(head, batch, to_draft, self.objective, whole=whole, every_draft=False)
+
+    def rehearse(self, head: DraftHead, batch: Batch, to_draft: Tensor, *, whole: Extent | None = None) -> TTTResult:
+        assert isinstance(head, LastHiddenHead)
+        return parts_loss(head, batch, to_draft, self.objective, whole=whole)
+
+
+def parts_loss(
+    head: LastHiddenHead,
+    batch: Batch,
+    to_draft: Tensor,
+    objective: Objective,
+    *,
+    whole: Extent | None = None,
+    every_draft: bool = True,
+) -> TTTResult:
+    """Every part's loss over the rows that count at its step; those of steps beyond the head's parts are none.
+
+    to_draft, whole, every_draft: as of `training_time_test`. Shapes: R_s rows of step `s`, H hidden size.
+    """
+    plan = plan_rows(batch.supervised.cpu(), batch.lengths, objective.steps)
+    said: list[Tensor] = []  # [R_s, H] a step: what the output layer takes
+    goals: list[RowGoals] = []
+    for step in range(min(objective.steps, head.config.num_parts)):
+        rows = plan.rows[step].to(batch.tokens.device)
+        if not len(rows):
+            break
+        read = None
+        if head.reads:
+            assert batch.embeddings is not None  # such a head has none of its own
+            before = torch.arange(step + 1, device=rows.device)
+            read = batch.embeddings[token_in(rows[:, None], before)]
+        said.append(head.output(step, batch.features[rows], read))
+        goals.append(row_goals(batch, to_draft, objective, plan, step, whole))
+    if not said:
+        return TTTResult(torch.zeros((), dtype=torch.float32, device=batch.tokens.device), (), plan)
+    sizes = [len(rows) for rows in said]
+    if head.config.shared_output:  # at once, so that its gradient is summed in one place
+        together = RowGoals(*(torch.cat(parts) for parts in zip(*goals, strict=True)))
+        asked = None if every_draft else sizes[0]
+        losses = [_lost(torch.cat(said), head.output_layer(0).weight, batch, together, objective, asked)]
+    else:
+        losses = [
+            _lost(own, head.output_layer(step).weight, batch, goal, objective, None if every_draft or not step else 0)
+            for step, (own, goal) in enumerate(zip(said, goals, strict=True))
+        ]
+    parts = torch.cat([lost.parts for lost in losses]).split(sizes)
+    drafts = torch.cat([lost.drafts for lost in losses]).split(sizes)
+    steps = zip(parts, drafts, (goal.labels for goal in goals), strict=True)
+    return TTTResult(
+        torch.stack([lost.loss for lost in losses]).sum(),
+        tuple(StepLoss(own.sum(), drafted, (drafted == label) & (drafted >= 0)) for own, drafted, label in steps),
+        plan,
+    )
+
+
+def _lost(
+    said: Tensor, weight: Tensor, batch: Batch, goal: RowGoals, objective: Objective, drafted: int | None
+) -> DraftLoss:
+    return draft_loss(
+        said, weight, batch.teacher, goal.taught, goal.labels, goal.weights, objective.kind, drafted=drafted
+    )
