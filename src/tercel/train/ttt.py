@@ -9,6 +9,7 @@ head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -145,28 +146,7 @@ def training_time_test(
 
         said.append(head.norm(output))
         wanted.append(row_goals(batch, to_draft, objective, plan, step, whole))
-    if not said:
-        return TTTResult(torch.zeros((), dtype=torch.float32, device=device), (), plan)
-    # The loss of all steps at once: no step waits for it, and the output layer's gradient is summed in one place.
-    taught, labels, row_weights = (torch.cat(parts) for parts in zip(*wanted, strict=True))
-    drafted = None if every_draft else len(said[0])
-    lost = draft_loss(
-        torch.cat(said),
-        head.lm_head.weight,
-        batch.teacher,
-        taught,
-        labels,
-        row_weights,
-        objective.kind,
-        drafted=drafted,
-    )
-    sizes = [len(rows) for rows in said]
-    steps = zip(lost.parts.split(sizes), lost.drafts.split(sizes), labels.split(sizes), strict=True)
-    return TTTResult(
-        lost.loss,
-        tuple(StepLoss(parts.sum(), drafts, (drafts == label) & (drafts >= 0)) for parts, drafts, label in steps),
-        plan,
-    )
+    return loss_of_steps(said, wanted, head.lm_head.weight, batch, objective, plan, every_draft=every_draft)
 
 
 class RowGoals(NamedTuple):
@@ -190,6 +170,42 @@ def row_goals(
         else _sequence_weights(counts, plan.rows[step], batch.lengths, None if whole is None else whole.sequences)
     )
     return RowGoals(taught, labels, weights * objective.step_weight(step))
+
+
+def loss_of_steps(
+    said: Sequence[Tensor],
+    wanted: Sequence[RowGoals],
+    weight: Tensor,
+    batch: Batch,
+    objective: Objective,
+    plan: RowPlan,
+    *,
+    every_draft: bool = True,
+) -> TTTResult:
+    """What becomes of the steps. said, wanted: of each, what its rows `[R_s, H]` gave to the output layer, whose weight
+    is `[W, H]`, and what they were to say."""
+    if not said:
+        return TTTResult(torch.zeros((), dtype=torch.float32, device=batch.tokens.device), (), plan)
+    # The loss of all steps at once: no step waits for it, and the output layer's gradient is summed in one place.
+    taught, labels, row_weights = (torch.cat(parts) for parts in zip(*wanted, strict=True))
+    drafted = None if every_draft else len(said[0])
+    lost = draft_loss(
+        torch.cat(list(said)),
+        weight,
+        batch.teacher,
+        taught,
+        labels,
+        row_weights,
+        objective.kind,
+        drafted=drafted,
+    )
+    sizes = [len(rows) for rows in said]
+    steps = zip(lost.parts.split(sizes), lost.drafts.split(sizes), labels.split(sizes), strict=True)
+    return TTTResult(
+        lost.loss,
+        tuple(StepLoss(parts.sum(), drafts, (drafts == label) & (drafts >= 0)) for parts, drafts, label in steps),
+        plan,
+    )
 
 
 def _targets(
