@@ -48,8 +48,9 @@ class MedusaHead(LastHiddenHead):
 
     def output(self, step: int, hidden: Tensor, read: Tensor | None = None) -> Tensor:
         """`[.., H]` to `[.., H]`."""
-        for block in self._part(step)[: self.config.num_layers]:
-            hidden = block(hidden)
+        part = self._part(step)
+        for number in range(self.config.num_layers):
+            hidden = part[number](hidden)
         return hidden
 
     def output_layer(self, step: int) -> nn.Linear:

@@ -94,8 +94,7 @@ def parts_loss(
         read = None
         if head.reads:
             assert batch.embeddings is not None  # such a head has none of its own
-            before = torch.arange(step + 1, device=rows.device)
-            read = batch.embeddings[token_in(rows[:, None], before)]
+            read = torch.stack([batch.embeddings[token_in(rows, before)] for before in range(step + 1)], 1)
         said.append(head.output(step, batch.features[rows], read))
         goals.append(row_goals(batch, to_draft, objective, plan, step, whole))
     if not said:

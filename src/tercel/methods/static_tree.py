@@ -51,11 +51,12 @@ def likeliest_paths(shape: TreeShape) -> list[Ranks]:
         return product
 
     # next: the sibling of the next rank, and the first child
-    waiting, taken = [(-chance((0,)), (0,))], list[Ranks]()
+    first: Ranks = (0,)
+    waiting, taken = [(-chance(first), first)], list[Ranks]()
     while waiting and len(taken) < shape.nodes - 1:
         _, path = heapq.heappop(waiting)
         taken.append(path)
-        following = [(*path[:-1], path[-1] + 1)] if path[-1] + 1 < shape.top_k else []
+        following: list[Ranks] = [(*path[:-1], path[-1] + 1)] if path[-1] + 1 < shape.top_k else []
         if len(path) < shape.depth:
             following.append((*path, 0))
         for other in following:
@@ -69,7 +70,7 @@ def levels_of(shape: TreeShape) -> tuple[Level, ...]:
     ordered = sorted(likeliest_paths(shape), key=lambda path: (len(path), path))
     number = {path: place for place, path in enumerate([(), *ordered])}
     inner = {path[:-1] for path in ordered}
-    levels, frontier = list[Level](), {(): 0}
+    levels, frontier = list[Level](), dict[Ranks, int]({(): 0})
     for depth in range(1, len(ordered[-1]) + 1):
         own = [path for path in ordered if len(path) == depth]
         fed = [place for place, path in enumerate(own) if path in inner]
