@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,17 +11,30 @@ from torch import Tensor
 from tercel.errors import TercelError
 
 
+class TokenConstraint(Protocol):
+    """Which tokens may come next, by those generated so far: of a grammar, say. It is told of every token that comes or
+    is taken back, as on a path of the draft tree."""
+
+    def push(self, token: int) -> None: ...
+
+    def pop(self, count: int) -> None: ...
+
+    def allowed(self) -> Tensor:
+        """bool `[V]`, on the host. Raises `TercelError` if that cannot be told."""
+        ...
+
+
 class TokenHistory:
     """The tokens of one request, with the counts and n-grams that processors need kept in O(1) per token.
 
     To look at a path of the draft tree, `push` its tokens and `pop` them again: nothing of size V is copied.
     Counts and n-grams are made when a processor first asks for them, so requests without never pay for them.
-    All of it lies on the host, where every processor works.
+    All of it lies on the host, where every processor works. constraint: what else may come, this request's own.
 
     Raises `TercelError` if the prompt holds an id outside the vocabulary.
     """
 
-    def __init__(self, prompt: Sequence[int], vocab_size: int) -> None:
+    def __init__(self, prompt: Sequence[int], vocab_size: int, constraint: TokenConstraint | None = None) -> None:
         for token in prompt:
             if not 0 <= token < vocab_size:
                 raise TercelError(
@@ -29,6 +43,7 @@ class TokenHistory:
                 )
         self.prompt = tuple(prompt)
         self.tokens = list(prompt)  # with the answer so far
+        self.constraint = constraint
         self._vocab_size = vocab_size
         self._counts: Tensor | None = None  # [2, V] int32; row 0: answer, row 1: prompt and answer
         self._ngrams: dict[int, dict[tuple[int, ...], list[int]]] = {}  # by length n: the first n - 1 → the last ones
@@ -45,6 +60,8 @@ class TokenHistory:
 
     def push(self, token: int) -> None:
         self.tokens.append(token)
+        if self.constraint is not None:
+            self.constraint.push(token)
         if self._counts is not None:
             self._counts[:, token] += 1
         for length, ngrams in self._ngrams.items():
@@ -55,6 +72,8 @@ class TokenHistory:
         """Take back the last `count` pushed tokens."""
         if count > self.position:
             raise ValueError(f"cannot pop {count} of {self.position} generated tokens")
+        if self.constraint is not None:
+            self.constraint.pop(count)
         for _ in range(count):
             for length, ngrams in self._ngrams.items():
                 if len(self.tokens) >= length:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,9 +27,10 @@ from tercel import limits
 from tercel.chat.panics import guarded
 from tercel.decode.block import Block
 from tercel.decode.clock import PhaseClock
+from tercel.decode.logprobs import prompt_logprobs, token_logprobs
 from tercel.decode.proposer import Proposer
 from tercel.decode.request import ActiveRequest
-from tercel.decode.sampling import best_tokens, choose_token
+from tercel.decode.sampling import best_tokens, choose_token, unchanged
 from tercel.decode.types import Committed, Event, Proposal, Request
 from tercel.decode.verify import Verdict, verify, verify_sampled_drafts
 from tercel.errors import TercelError
@@ -78,6 +79,11 @@ class DecodingLoop:
     def pending(self) -> int:
         """Requests waiting or being decoded."""
         return len(self._waiting) + len(self._entering) + len(self._rows)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot yet."""
+        return len(self._waiting)
 
     @property
     def memory(self) -> CacheMemory:
@@ -159,11 +165,11 @@ class DecodingLoop:
         with clock.phase("tree"):
             depths = [self.target.block_depth(length) for length in self._cache.lengths[: len(self._rows)]]
             proposals = [p.up_to(depth) for p, depth in zip(self.proposer.propose(self._rows), depths, strict=True)]
-        block, output, verdicts = self._judge(proposals)
+        block, output, logits, verdicts = self._judge(proposals)
         with guarded(hush=True):  # once, not for every piece of text
             events = [
-                self._take(row, verdict, len(proposal.tree))
-                for row, verdict, proposal in zip(self._rows, verdicts, block.proposals, strict=True)
+                self._take(row, verdict, len(proposal.tree), scores)
+                for row, verdict, proposal, scores in zip(self._rows, verdicts, block.proposals, logits, strict=True)
             ]
         paths = [[0, *verdict.path] if isinstance(verdict, Verdict) else [0] for verdict in verdicts]
         with clock.phase("cache"):
@@ -181,9 +187,10 @@ class DecodingLoop:
         self._rows = [self._rows[i] for i in survivors]
         return finished
 
-    def _judge(self, proposals: list[Proposal]) -> tuple[Block, TargetOutput, list[Verdict | Exception]]:
-        """All trees run and verified. A row that fails is run again without its drafts, so that its answer ends where
-        it would token by token: the NaN of a wrong draft reaches all nodes, whatever the mask.
+    def _judge(self, proposals: list[Proposal]) -> tuple[Block, TargetOutput, Tensor, list[Verdict | Exception]]:
+        """All trees run and verified; with the logits `[B, N, V]` of that. A row that fails is run again without its
+        drafts, so that its answer ends where it would token by token: the NaN of a wrong draft reaches all nodes,
+        whatever the mask.
 
         Drafts that were drawn stay: to draw anew only where they failed would change the text's distribution.
         """
@@ -199,7 +206,7 @@ class DecodingLoop:
                 for p, verdict in zip(block.proposals, verdicts, strict=True)
             ]
             if alone == block.proposals:
-                return block, output, verdicts
+                return block, output, logits, verdicts
             block = block.of(alone)
 
     def _run(self, block: Block) -> TargetOutput:
@@ -211,7 +218,7 @@ class DecodingLoop:
     def _verify(self, proposals: Sequence[Proposal], logits: Tensor) -> list[Verdict | Exception]:
         """A verdict a row, or why it has none; for greedy requests all that leaves the device is the best token of
         every node."""
-        plain = [row.params.greedy and row.params.plain for row in self._rows]
+        plain = [row.params.greedy and unchanged(row.params, row.history) for row in self._rows]
         best = best_tokens(logits) if any(plain) else [[]] * len(plain)
         verdicts: list[Verdict | Exception] = []
         for row, proposal, scores, known, use in zip(self._rows, proposals, logits, best, plain, strict=True):
@@ -228,11 +235,16 @@ class DecodingLoop:
                 verdicts.append(error)
         return verdicts
 
-    def _take(self, row: ActiveRequest, verdict: Verdict | Exception, nodes: int) -> Event:
+    def _take(self, row: ActiveRequest, verdict: Verdict | Exception, nodes: int, logits: Tensor) -> Event:
+        """logits: `[N, V]` of the row's tree."""
         if isinstance(verdict, Exception):
             return row.fail(verdict)
         try:
-            return row.take(verdict, nodes)
+            event = row.take(verdict, nodes)
+            if row.logprobs is None:
+                return event
+            told = token_logprobs(logits[[0, *verdict.path]], event.emission.tokens, row.logprobs)
+            return replace(event, logprobs=told)
         except Exception as error:  # of the tokenizer, over this row's text
             return row.fail(error)
 
@@ -305,13 +317,24 @@ class DecodingLoop:
             return []
         events = []
         last = self.target.logits(torch.cat([output.hidden[0, -1:] for output in outputs]))  # one layer for all
-        for request, logits in zip(requests, last, strict=True):
+        for request, output, logits in zip(requests, outputs, last, strict=True):
             try:
                 event = request.start(choose_token(logits, request.params, request.history, request.stream))
+                if request.logprobs is not None:
+                    event = self._told(request, event, output, logits)
             except Exception as error:  # as in `_verify` and `_take`
                 event = request.fail(error)
             events.append(event)
         return events
+
+    def _told(self, request: ActiveRequest, event: Event, output: TargetOutput, logits: Tensor) -> Event:
+        """The first event, with how likely its token was, by `logits` `[V]`, and the prompt's if that is wanted."""
+        assert request.logprobs is not None
+        first = token_logprobs(logits[None], event.emission.tokens, request.logprobs)
+        if not request.echo:
+            return replace(event, logprobs=first)
+        prompt = prompt_logprobs(self.target, output.hidden[0], request.prompt, request.logprobs)
+        return replace(event, logprobs=first, prompt_logprobs=prompt)
 
     def _capacity(self, request: ActiveRequest) -> int:
         longest = len(request.prompt) + request.params.max_new_tokens

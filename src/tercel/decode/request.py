@@ -20,7 +20,9 @@ class ActiveRequest:
         self.index = index
         self.prompt = request.prompt
         self.params = request.params
-        self.history = TokenHistory(request.prompt, target.vocab_size)
+        self.logprobs, self.echo = request.logprobs, request.echo
+        constraint = None if request.constraint is None else request.constraint()
+        self.history = TokenHistory(request.prompt, target.vocab_size, constraint)
         self.stream = RandomStream(request.params.seed)
         self._stop = StopChecker(
             request.params,
@@ -48,7 +50,7 @@ class ActiveRequest:
     def take(self, verdict: Verdict, nodes: int) -> Event:
         """A verified block, cut where the answer ends."""
         self._nodes += nodes
-        event = self._feed(verdict.tokens, len(verdict.path))
+        event = replace(self._feed(verdict.tokens, len(verdict.path)), nodes=nodes)
         self._accepted.append(event.drafted)
         return event
 

@@ -3,7 +3,8 @@
 `V` is the target's vocabulary. The processors work in this order, which is Hugging Face's:
 
 1. logit bias, 2. repetition penalty (tokens of prompt and answer), 3. presence and frequency penalty (tokens of the
-answer), 4. the rules of `decode/rules.py`, 5. temperature, 6. top-k, 7. top-p, 8. min-p.
+answer), 4. the rules of `decode/rules.py`, 5. the request's own constraint (`TokenConstraint`), 6. temperature,
+7. top-k, 8. top-p, 9. min-p.
 
 Whatever is more than an argmax is done on the host, from one row of logits: only that row leaves the device, nothing
 there waits for a number from here, and float64 is at hand (Apple's devices have none).
@@ -142,15 +143,21 @@ class RandomStream:
 
 
 def processed_logits(logits: Tensor, params: SamplingParams, history: TokenHistory) -> Tensor:
-    """Logits [V] after bias, penalties and rules, on the host, float32 or better.
+    """Logits [V] after bias, penalties, rules and constraint, on the host, float32 or better.
 
     With all of them off this may be `logits` itself: do not write to it.
     Raises `TercelError` if `logit_bias` or a rule names an id outside the vocabulary.
     """
     scores = logits.cpu()
     scores = scores if scores.dtype == torch.float64 else scores.float()
-    if params.plain:
-        return scores
+    if not params.plain:
+        scores = _ruled(scores, params, history)
+    if history.constraint is not None:
+        scores = torch.where(history.constraint.allowed(), scores, -math.inf)
+    return scores
+
+
+def _ruled(scores: Tensor, params: SamplingParams, history: TokenHistory) -> Tensor:
     _check_ids(params, len(scores))
     scores = _biased(scores, params, history)
     if params.repetition_penalty != 1:
@@ -228,10 +235,15 @@ def greedy_token(logits: Tensor, params: SamplingParams, history: TokenHistory) 
 
     Raises `TercelError` if they hold NaN or infinity.
     """
-    token = int(best_tokens(logits if params.plain else processed_logits(logits, params, history)))
+    token = int(best_tokens(logits if unchanged(params, history) else processed_logits(logits, params, history)))
     if token < 0:
         _check_finite(float(processed_logits(logits, params, history).max()), params, history)
     return token
+
+
+def unchanged(params: SamplingParams, history: TokenHistory) -> bool:
+    """Whether nothing changes the order of this request's logits, so that the greedy token is their argmax."""
+    return params.plain and history.constraint is None
 
 
 def best_tokens(logits: Tensor) -> Any:
@@ -242,10 +254,10 @@ def best_tokens(logits: Tensor) -> Any:
 
 
 def _check_finite(largest: float, params: SamplingParams, history: TokenHistory) -> None:
-    if largest == -math.inf and not params.plain:
+    if largest == -math.inf and not unchanged(params, history):
         raise TercelError(
-            f"no token is left that could be generated token {history.position}: logit bias or the rules of the "
-            "generation config forbid every one; leave some of them out"
+            f"no token is left that could be generated token {history.position}: logit bias, the rules of the "
+            "generation config and the grammar together forbid every one; leave some of them out"
         )
     if not math.isfinite(largest):
         raise TercelError(

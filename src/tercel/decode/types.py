@@ -12,6 +12,8 @@ from torch import Tensor
 from tercel.chat import Message, serving_prompt
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.generation_config import sampling_for
+from tercel.decode.history import TokenConstraint
+from tercel.decode.logprobs import TokenLogprob
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.stopping import Emission
 from tercel.draft.acceptance import acceptance_length, tokens_of_steps
@@ -25,11 +27,16 @@ class Request:
     """A prompt (token ids, not empty) and how to answer it.
 
     text: whether the answer's text is wanted; decoding it token by token takes time, and stop strings are found in it.
+    logprobs: tell with every token how likely the target held it, and this many of the likeliest there (None: do not);
+    echo: the same for the prompt. constraint: makes what else restricts this answer's tokens.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     text: bool = True
+    logprobs: int | None = None
+    echo: bool = False
+    constraint: Callable[[], TokenConstraint] | None = None
 
     @classmethod
     def chat(cls, target: TargetModel, message: str, params: SamplingParams | None = None) -> Request:
@@ -190,10 +197,16 @@ class Event:
     """One block of one request.
 
     index: number of the request in order of submission. drafted: how many of `emission.tokens`, from the first on,
-    were accepted drafts; the others are the target's own. result: set with the last event of a request.
+    were accepted drafts; the others are the target's own. nodes: of the tree that was verified, root included; 0 for
+    what came without one, as the first token. logprobs: of `emission.tokens`, and prompt_logprobs, with the first
+    event, of the prompt but for its first token, for a request that asks for them. result: set with the last event of a
+    request.
     """
 
     index: int
     emission: Emission
     drafted: int
+    nodes: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     result: GenerationResult | None = None
