@@ -11,7 +11,7 @@ venv: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints-cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[data,report,openvino,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[data,report,openvino,serve,dev]'
 	touch $@
 
 demo: venv

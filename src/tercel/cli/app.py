@@ -28,6 +28,7 @@ from tercel.cli import (
     profile,
     push,
     regenerate,
+    serve,
     serve_command,
     train,
     tune,
@@ -96,6 +97,7 @@ app.command("tune")(tune.command)
 app.command("inspect")(inspect.command)
 app.command("export")(export.command)
 app.command("doctor")(doctor.command)
+app.command("serve")(serve.command)
 app.command("serve-command")(serve_command.command)
 app.command("push")(push.command)
 app.command("demo")(demo.command)

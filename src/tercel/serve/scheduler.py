@@ -1,0 +1,216 @@
+"""One thread that owns the decoding loops; requests join and leave between its steps.
+
+The rest of the server runs in another thread (HTTP's event loop) and hands this one things to do; what becomes known of
+a request goes back through the function that it was submitted with.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Protocol
+
+from tercel.decode.loop import DecodingLoop
+from tercel.decode.proposer import Proposer
+from tercel.decode.types import Event, Request
+from tercel.decode.vanilla import Vanilla
+from tercel.serve.failures import ApiError, queue_full, shutting_down
+from tercel.target_model.protocol import TargetModel
+
+logger = logging.getLogger("tercel.serve")
+News = Event | ApiError
+Deliver = Callable[[News], None]
+
+
+class Observer(Protocol):
+    """Who counts what happens; called in the scheduler's thread."""
+
+    def stepped(self, event: Event) -> None: ...
+
+
+@dataclass(eq=False)
+class Seat:
+    """One answer with the scheduler, until its last news. deliver: called with them in the scheduler's thread; they end
+    with an event that has a result, or with an error. number: in its loop, once it is there."""
+
+    request: Request
+    deliver: Deliver
+    number: int = -1
+
+
+@dataclass(eq=False)
+class _Lane:
+    """A loop with one proposer, and who sits in it."""
+
+    proposer: Proposer
+    loop: DecodingLoop
+    seats: dict[int, Seat] = field(default_factory=dict)
+
+
+class Scheduler:
+    """slots: requests decoded at a time, by each of two proposers (with drafts, and without where somebody asks for
+    that); waiting: how many more are taken. prefill_chunk: prompt tokens of a step, at most."""
+
+    def __init__(
+        self, target: TargetModel, proposer: Proposer, observer: Observer, slots: int, waiting: int, prefill_chunk: int
+    ) -> None:
+        self._target, self._observer = target, observer
+        self._slots, self._waiting, self._chunk = slots, waiting, prefill_chunk
+        self._drafting, self._plain = (self._lane(one) for one in (proposer, Vanilla()))
+        self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._taken = 0  # seats in use
+        self._closed = self._over = False
+        self._thread = threading.Thread(target=self._run, name="tercel-scheduler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that are decoded, and requests that wait for a slot."""
+        waiting = sum(lane.loop.waiting for lane in self._lanes)
+        return sum(lane.loop.pending for lane in self._lanes) - waiting, waiting
+
+    # -- called by whoever serves
+
+    def submit(self, requests: Sequence[Request], deliver: Sequence[Deliver], draft: bool) -> Future[list[Seat]]:
+        """Let the requests in, all or none; the future has their seats once the loop has taken them, or the `ApiError`
+        of the first that it refuses.
+
+        Raises `ApiError` if there is no room, or the server is being stopped.
+        """
+        seats = [Seat(*pair) for pair in zip(requests, deliver, strict=True)]
+        with self._lock:
+            if self._closed:
+                raise shutting_down()
+            if self._taken + len(seats) > self._slots + self._waiting:
+                raise queue_full(self._slots, self._waiting)
+            self._taken += len(seats)
+        entered: Future[list[Seat]] = Future()
+        entered.set_running_or_notify_cancel()
+        self._todo.put(partial(self._enter, seats, self._drafting if draft else self._plain, entered))
+        return entered
+
+    def abort(self, seats: Sequence[Seat]) -> None:
+        """Free these seats at the next step."""
+        self._todo.put(partial(self._abort, seats))
+
+    def close(self) -> None:
+        """Let nobody in from now on; those who are in go on."""
+        self._closed = True
+
+    def cut(self) -> None:
+        """End every answer where it is."""
+        self._todo.put(self._abort_all)
+
+    def stop(self) -> None:
+        """End every answer, and the thread."""
+        self.close()
+        self._todo.put(self._finish)
+        self._thread.join()
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._over or any(lane.loop.pending for lane in self._lanes):
+                self._do_all()
+                for lane in self._lanes:
+                    if lane.loop.pending:
+                        self._step(lane)
+        finally:  # nothing ends it but an error of the scheduler itself
+            self._closed = True
+            for lane in self._lanes:
+                self._fail(lane, shutting_down())
+
+    def _do_all(self) -> None:
+        """What there is to do; waits for something if no answer is under way."""
+        idle = not any(lane.loop.pending for lane in self._lanes)
+        while idle or not self._todo.empty():
+            self._todo.get()()
+            idle = False
+
+    def _step(self, lane: _Lane) -> None:
+        try:
+            events = lane.loop.step()
+        except Exception as error:  # of all rows together: none of them can go on
+            logger.exception("a decoding step failed; the answers in it are lost")
+            self._fail(lane, ApiError.of(error))
+            lane.loop = self._loop(lane.proposer)
+            return
+        for event in events:
+            seat = lane.seats.get(event.index)
+            if event.result is not None:
+                self._leave(lane, event.index)
+            self._observer.stepped(event)
+            if seat is not None:
+                seat.deliver(event)
+
+    def _enter(self, seats: list[Seat], lane: _Lane, entered: Future[list[Seat]]) -> None:
+        try:
+            for seat in seats:
+                seat.number = lane.loop.submit(seat.request)
+                lane.seats[seat.number] = seat
+        except Exception as error:
+            there = [seat.number for seat in seats if seat.number >= 0]
+            for number in there:
+                lane.loop.abort(number)
+                self._leave(lane, number)
+            self._release(len(seats) - len(there))
+            if not isinstance(error, ApiError) and ApiError.of(error).status >= 500:
+                logger.exception("a request could not be taken in")
+            entered.set_exception(ApiError.of(error))
+        else:
+            entered.set_result(seats)
+
+    def _abort(self, seats: Sequence[Seat]) -> None:
+        for lane in self._lanes:
+            for seat in seats:
+                if lane.seats.get(seat.number) is seat:
+                    lane.loop.abort(seat.number)
+
+    def _abort_all(self) -> None:
+        for lane in self._lanes:
+            self._abort(list(lane.seats.values()))
+
+    def _finish(self) -> None:
+        self._over = True
+        self._abort_all()
+
+    def _fail(self, lane: _Lane, error: ApiError) -> None:
+        seats, lane.seats = lane.seats, {}
+        self._release(len(seats))
+        for seat in seats.values():
+            seat.deliver(error)
+
+    def _leave(self, lane: _Lane, number: int) -> None:
+        if lane.seats.pop(number, None) is not None:
+            self._release(1)
+
+    def _release(self, count: int) -> None:
+        with self._lock:
+            self._taken -= count
+
+    @property
+    def _lanes(self) -> tuple[_Lane, _Lane]:
+        return self._drafting, self._plain
+
+    def _lane(self, proposer: Proposer) -> _Lane:
+        return _Lane(proposer, self._loop(proposer))
+
+    def _loop(self, proposer: Proposer) -> DecodingLoop:
+        return DecodingLoop(self._target, proposer, self._slots, self._chunk)
