@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import tercel
-from tercel.cli.plain import encodable, one_line, visible
+from tercel.plain import encodable, one_line, visible
 from tercel.target_model.model import Target
 
 from .conftest import RECIPE, World

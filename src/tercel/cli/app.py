@@ -35,8 +35,8 @@ from tercel.cli import (
     verify,
 )
 from tercel.cli.consoles import OutputClosed, result_console, say, silence
-from tercel.cli.plain import never_fail
 from tercel.errors import TercelError
+from tercel.plain import never_fail
 from tercel.stopping import Terminated, terminable
 
 USER_ERROR, INTERNAL_ERROR, INTERRUPTED = 2, 1, 130

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 from rich.text import Text
 
-from tercel.cli.plain import encodable, one_line, visible
+from tercel.plain import encodable, one_line, visible
 
 if TYPE_CHECKING:
     from tercel.wheels import OnBytes

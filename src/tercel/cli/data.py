@@ -14,9 +14,9 @@ from rich.text import Text
 from tercel.cli.consoles import Piece, result_console
 from tercel.cli.options import JsonFile, PlainText, TemplateArgs
 from tercel.cli.paths import user_name, user_path
-from tercel.cli.plain import visible
 from tercel.errors import TercelError
 from tercel.files import as_json_line, atomic_file, require_free, write_json
+from tercel.plain import visible
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -22,11 +22,11 @@ from tercel.cli.groups import with_groups
 from tercel.cli.models import open_head, open_sampling, open_target, ready_proposer
 from tercel.cli.options import DecodingModelOptions, DraftOptions, HeadName
 from tercel.cli.paths import tercel_command, user_name, user_path
-from tercel.cli.plain import visible
 from tercel.decode.proposers import EAGLE3, VANILLA, make_proposer
 from tercel.errors import TercelError
 from tercel.files import write_json, write_text
 from tercel.heads import known_as
+from tercel.plain import visible
 
 if TYPE_CHECKING:
     from tercel.decode.engine import Engine

@@ -16,10 +16,10 @@ from tercel.cli.groups import with_groups
 from tercel.cli.models import open_target
 from tercel.cli.options import DataDirs, HeadName, JsonFile, LayerIds, LayerIdsOption, ModelOptions, TargetName
 from tercel.cli.paths import user_names
-from tercel.cli.plain import visible
 from tercel.errors import TercelError
 from tercel.files import write_json
 from tercel.interop.engines import ENGINES
+from tercel.plain import visible
 
 if TYPE_CHECKING:
     from tercel.doctor.compare import ServingReport
