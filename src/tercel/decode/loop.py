@@ -31,6 +31,7 @@ from tercel.decode.logprobs import prompt_logprobs, token_logprobs
 from tercel.decode.proposer import Proposer
 from tercel.decode.request import ActiveRequest
 from tercel.decode.sampling import best_tokens, choose_token, unchanged
+from tercel.decode.trace import StepTrace, trace_first, trace_rows
 from tercel.decode.types import Committed, Event, Proposal, Request
 from tercel.decode.verify import Verdict, verify, verify_sampled_drafts
 from tercel.errors import TercelError
@@ -149,13 +150,14 @@ class DecodingLoop:
             logits_BNV = output_layer(hidden_BNK)
             verdicts_B = verify(trees_B, logits_BNV)         a path of a accepted nodes, and the bonus token
             a row that failed with its tree: once more, without
+            traces_B   = trace(verdicts_B, logits_BNV)       of the rows that ask for a record of their steps
             events_B   = take(verdicts_B)                    a + 1 tokens, cut where the answer ends; text
             keep(root and path of every row)                 cache: a + 1 slots stay, the rest is forgotten
             leave(rows that ended or failed)                 in cache and proposer
             commit(a + 1 tokens, layers of root and path)    the proposer's true features, for those who stay
 
         What a row does by itself (verify, take) may fail without the others; what all do together may not. Time is
-        booked by phase to every row that took part.
+        booked by phase to every row that took part; that of making records, to none.
         """
         clock, before = self._clock, dict(self._clock.seconds)
         clock.restart()
@@ -166,10 +168,18 @@ class DecodingLoop:
             depths = [self.target.block_depth(length) for length in self._cache.lengths[: len(self._rows)]]
             proposals = [p.up_to(depth) for p, depth in zip(self.proposer.propose(self._rows), depths, strict=True)]
         block, output, logits, verdicts = self._judge(proposals)
+        traces: list[StepTrace | None] = [None] * len(self._rows)
+        if any(row.traced for row in self._rows):
+            stopped = clock.now()
+            traces = trace_rows(self._rows, block.proposals, logits, verdicts)
+            started += clock.now() - stopped
+            clock.restart()
         with guarded(hush=True):  # once, not for every piece of text
             events = [
-                self._take(row, verdict, len(proposal.tree), scores)
-                for row, verdict, proposal, scores in zip(self._rows, verdicts, block.proposals, logits, strict=True)
+                self._take(row, verdict, len(proposal.tree), scores, trace)
+                for row, verdict, proposal, scores, trace in zip(
+                    self._rows, verdicts, block.proposals, logits, traces, strict=True
+                )
             ]
         paths = [[0, *verdict.path] if isinstance(verdict, Verdict) else [0] for verdict in verdicts]
         with clock.phase("cache"):
@@ -235,12 +245,14 @@ class DecodingLoop:
                 verdicts.append(error)
         return verdicts
 
-    def _take(self, row: ActiveRequest, verdict: Verdict | Exception, nodes: int, logits: Tensor) -> Event:
+    def _take(
+        self, row: ActiveRequest, verdict: Verdict | Exception, nodes: int, logits: Tensor, trace: StepTrace | None
+    ) -> Event:
         """logits: `[N, V]` of the row's tree."""
         if isinstance(verdict, Exception):
             return row.fail(verdict)
         try:
-            event = row.take(verdict, nodes)
+            event = replace(row.take(verdict, nodes), trace=trace)
             if row.logprobs is None:
                 return event
             told = token_logprobs(logits[[0, *verdict.path]], event.emission.tokens, row.logprobs)
@@ -319,7 +331,9 @@ class DecodingLoop:
         last = self.target.logits(torch.cat([output.hidden[0, -1:] for output in outputs]))  # one layer for all
         for request, output, logits in zip(requests, outputs, last, strict=True):
             try:
-                event = request.start(choose_token(logits, request.params, request.history, request.stream))
+                token = choose_token(logits, request.params, request.history, request.stream)
+                trace = trace_first(request, logits, token) if request.traced else None
+                event = replace(request.start(token), trace=trace)
                 if request.logprobs is not None:
                     event = self._told(request, event, output, logits)
             except Exception as error:  # as in `_verify` and `_take`

@@ -20,7 +20,7 @@ class ActiveRequest:
         self.index = index
         self.prompt = request.prompt
         self.params = request.params
-        self.logprobs, self.echo = request.logprobs, request.echo
+        self.logprobs, self.echo, self.traced = request.logprobs, request.echo, request.traced
         constraint = None if request.constraint is None else request.constraint()
         self.history = TokenHistory(request.prompt, target.vocab_size, constraint)
         self.stream = RandomStream(request.params.seed)
@@ -80,6 +80,8 @@ class ActiveRequest:
         self._decode_seconds += seconds
         for phase, value in split.items():
             self._split[phase] = self._split.get(phase, 0.0) + value
+        if event.trace is not None:
+            event = replace(event, trace=replace(event.trace, split=split))
         return self._close(event)
 
     def _close(self, event: Event) -> Event:

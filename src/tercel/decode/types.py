@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ from tercel.errors import TercelError
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.protocol import TargetModel
 
+if TYPE_CHECKING:
+    from tercel.decode.trace import StepTrace
+
 
 @dataclass(frozen=True)
 class Request:
@@ -28,7 +32,8 @@ class Request:
 
     text: whether the answer's text is wanted; decoding it token by token takes time, and stop strings are found in it.
     logprobs: tell with every token how likely the target held it, and this many of the likeliest there (None: do not);
-    echo: the same for the prompt. constraint: makes what else restricts this answer's tokens.
+    echo: the same for the prompt. constraint: makes what else restricts this answer's tokens. traced: whether its
+    events carry a record of their step, which takes time too.
     """
 
     prompt: tuple[int, ...]
@@ -37,6 +42,7 @@ class Request:
     logprobs: int | None = None
     echo: bool = False
     constraint: Callable[[], TokenConstraint] | None = None
+    traced: bool = False
 
     @classmethod
     def chat(cls, target: TargetModel, message: str, params: SamplingParams | None = None) -> Request:
@@ -199,8 +205,8 @@ class Event:
     index: number of the request in order of submission. drafted: how many of `emission.tokens`, from the first on,
     were accepted drafts; the others are the target's own. nodes: of the tree that was verified, root included; 0 for
     what came without one, as the first token. logprobs: of `emission.tokens`, and prompt_logprobs, with the first
-    event, of the prompt but for its first token, for a request that asks for them. result: set with the last event of a
-    request.
+    event, of the prompt but for its first token, for a request that asks for them. trace: the step's record, for one
+    that asks for it, unless the step failed. result: set with the last event of a request.
     """
 
     index: int
@@ -209,4 +215,5 @@ class Event:
     nodes: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    trace: StepTrace | None = None
     result: GenerationResult | None = None

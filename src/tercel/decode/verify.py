@@ -111,26 +111,60 @@ def verify_sampled_drafts(
 
     def decide(node: int) -> tuple[int, int | None]:
         p = target_distribution(logits[node], params, history)
-        children = tree.children(node)
-        if children:
-            given = draft_distributions
-            q = (given[node] if isinstance(given, Tensor) else given(node)).to(p)
-            q = q / q.sum()
-        for lane, child in enumerate(children, start=1):
-            token = tree.token_list[child]
-            p_token, q_token = float(p[token]), float(q[token])
-            if not q_token > 0:
-                raise TercelError(
-                    f"node {child} of the draft tree holds token {token}, which has probability {q_token} "
-                    "under the distribution it is said to have been drawn from; pass the distribution really used, "
-                    "and draw siblings without replacement"
-                )
-            if stream.uniform(history.position, lane) * q_token < p_token:  # accept with min(1, p/q)
-                return token, child
-            p, q = reject(p, q, token)
+        trials, p = try_children(tree, node, p, draft_distributions, stream, history.position)
+        if trials and trials[-1].accepted:
+            child = trials[-1].child
+            return tree.token_list[child], child
         return sample(p, stream.uniform(history.position)), None
 
     return _walk(tree, history, decide)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A drawn child put to the test. target, draft: its probabilities by then, its siblings before it rejected."""
+
+    child: int
+    target: float
+    draft: float
+    uniform: float
+
+    @property
+    def accepted(self) -> bool:
+        """With min(1, target / draft)."""
+        return self.uniform * self.draft < self.target
+
+
+def try_children(
+    tree: DraftTree,
+    node: int,
+    p: Tensor,
+    draft_distributions: Tensor | Callable[[int], Tensor],
+    stream: RandomStream,
+    position: int,
+) -> tuple[list[Trial], Tensor]:
+    """The trials of a node's children, one after another until one is accepted, and the target's distribution [V] that
+    is left once those before it are rejected; at first it is `p`. The rest as in `verify_sampled_drafts`."""
+    trials: list[Trial] = []
+    children = tree.children(node)
+    if children:
+        given = draft_distributions
+        q = (given[node] if isinstance(given, Tensor) else given(node)).to(p)
+        q = q / q.sum()
+    for lane, child in enumerate(children, start=1):
+        token = tree.token_list[child]
+        trial = Trial(child, float(p[token]), float(q[token]), stream.uniform(position, lane))
+        if not trial.draft > 0:
+            raise TercelError(
+                f"node {child} of the draft tree holds token {token}, which has probability {trial.draft} "
+                "under the distribution it is said to have been drawn from; pass the distribution really used, "
+                "and draw siblings without replacement"
+            )
+        trials.append(trial)
+        if trial.accepted:
+            break
+        p, q = reject(p, q, token)
+    return trials, p
 
 
 def reject(p: Tensor, q: Tensor, token: int) -> tuple[Tensor, Tensor]:
