@@ -26,6 +26,9 @@ _SPELLING = {
     "…": "...",
     "→": "->",
     "✓": "ok",
+    "␣": "_",
+    "⏎": "\\n",
+    "⇥": "\\t",
     _DELETE: "^?",
     **{chr(_PICTURES + code): f"^{chr(code + 0x40)}" for code in range(0x20)},
 }

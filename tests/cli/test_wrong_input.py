@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tercel.cli import generate
+from tercel.cli import prompt_options
 from tercel.errors import TercelError
 from tercel.file_set import file_set
 from tests.tiny import VOCAB
@@ -240,7 +240,7 @@ def test_prompts(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) 
     refused(run("chat", str(bare), world.head, *EXACT), "no chat template", "--raw")
     monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
     with pytest.raises(TercelError, match="there is no prompt"):
-        generate.read_prompt(None, None)
+        prompt_options.read_prompt(None, None)
 
 
 @pytest.mark.parametrize("verb", ["bench", "verify"])

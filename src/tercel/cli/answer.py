@@ -25,20 +25,13 @@ class ColouredText:
     """Pieces of text of events, one a token: green if it was an accepted draft."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
-        from tercel.decode.streaming import TextStream
+        from tercel.explain.pieces import TokenPieces
 
-        self._stream = TextStream(tokenizer, stop)
+        self._pieces = TokenPieces(tokenizer, stop)
 
     def of(self, event: Event) -> list[Piece]:
         """What the event adds. A character made of several tokens has the style of the last one."""
-        pieces = []
-        for number, token in enumerate(event.emission.tokens):
-            if self._stream.stopped:
-                break
-            pieces.append((self._stream.push(token), ACCEPTED if number < event.drafted else OWN))
-        if event.result is not None:
-            pieces.append((self._stream.finish(), OWN))
-        return pieces
+        return [(piece.text, ACCEPTED if piece.drafted else OWN) for piece in self._pieces.of(event)]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from tercel.cli import (
     data,
     demo,
     doctor,
+    explain,
     export,
     features,
     generate,
@@ -89,6 +90,7 @@ app.command("train")(train.command)
 app.command("features")(features.command)
 app.command("generate")(generate.command)
 app.command("chat")(chat.command)
+app.command("explain")(explain.command)
 app.command("verify")(verify.command)
 app.command("bench")(bench.command)
 app.command("methods")(methods.command)

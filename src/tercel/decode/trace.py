@@ -30,8 +30,8 @@ LIKELIEST = 5  # tokens told of each of the target's choices
 @dataclass(frozen=True)
 class TracedNode:
     """draft: how likely the proposer held its token behind its parent, as far as it says; target: how likely the target
-    did, with the request's processors for that very path (None where they leave no distribution). The root has
-    neither."""
+    did, with the request's processors for that very path (None where they leave no distribution, and below a token that
+    it would never take). The root has neither."""
 
     token: int
     parent: int
@@ -124,7 +124,7 @@ def trace_step(
     tree = proposal.tree
     target: list[float | None] = [None] * len(tree)
     for node in range(len(tree)):
-        if tree.children(node):
+        if tree.children(node) and (node == 0 or target[node]):
             with _behind(tree, node, history):
                 probs = _thought(logits[node], params, history)
             for child in tree.children(node):
