@@ -97,6 +97,25 @@ def test_what_is_drafted_is_what_whole_passes_say(shape: TreeShape, flags: dict[
         assert paths_of(proposal.tree) == best_tree(draft, target, tokens, shape)
 
 
+@pytest.mark.parametrize("backend", [TORCH, OPENVINO])
+@torch.no_grad()
+def test_what_is_drafted_behind_a_long_context_is_what_whole_passes_say(backend: str) -> None:
+    if backend == OPENVINO:
+        pytest.importorskip("openvino", reason="openvino is not installed: pip install 'tercel[openvino]'")
+    target = with_backend(tiny_target("llama", max_position_embeddings=1024), backend, keep=False)
+    draft = random_draft(target, max_position_embeddings=1024)
+    shape = TreeShape(3, 3, 8)
+    watched = Watched(Eagle3(draft, target, shape))
+    generator = torch.Generator().manual_seed(0)
+    prompts = [tuple(torch.randint(4, target.vocab_size, (n,), generator=generator).tolist()) for n in (379, 700)]
+    asked = [Request(prompt, SamplingParams(max_new_tokens=12, ignore_eos=True)) for prompt in prompts]
+    Engine(target, watched, slots=2).generate(asked)
+    lengths = [len(tokens) for tokens, _ in watched.seen]
+    assert min(lengths) < 384 < max(length for length in lengths if length < 500)  # where a further chunk begins
+    for tokens, proposal in watched.seen[::4]:
+        assert paths_of(proposal.tree) == best_tree(draft, target, tokens, shape)
+
+
 def test_a_head_drafts_up_to_its_last_position() -> None:
     """The entry of the root, the `n`-th token, has position `n - 2`; a level is drafted from each up to the last."""
     target, last = tiny_target("llama"), 19

@@ -23,7 +23,7 @@ from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.target_model import backends
 from tercel.target_model.model import Target
-from tercel.target_model.openvino import artefacts, blocks, graph, runtime
+from tercel.target_model.openvino import artefacts, blocks, graph, places, runtime
 from tercel.target_model.openvino import cache as slots
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.prefill import prefill
@@ -51,8 +51,8 @@ def on_openvino(reference: Target) -> Target:
 
 
 @cache
-def pair(arch: str) -> tuple[Target, Target]:
-    reference = reference_of(arch)
+def pair(arch: str, positions: int = 256) -> tuple[Target, Target]:
+    reference = reference_of(arch, max_position_embeddings=positions)
     return reference, on_openvino(reference)
 
 
@@ -76,8 +76,8 @@ def same(ours: TargetOutput, truth: TargetOutput) -> None:
 class Both:
     """The same calls to the reference and to the graph, with a cache each; what they give is compared."""
 
-    def __init__(self, arch: str, rows: int) -> None:
-        self.targets = pair(arch)
+    def __init__(self, arch: str, rows: int, positions: int = 256) -> None:
+        self.targets = pair(arch, positions)
         self.caches = [target.new_cache(rows, 64) for target in self.targets]
 
     def prefill(self, prompts: list[list[int]], rows: list[int], chunk: int = 512) -> None:
@@ -117,6 +117,17 @@ def test_ragged_rows_in_chunks_and_trees_are_the_references(arch: str) -> None:
     both.tree([0, 1, 2], 7, [[0, 2, 6], [0], []])
     both.tree([0, 1, 2], 7, [[0, 1], [0, 2], [0, 1, 4]], seed=1)
     both.tree([1], 1, [[0]])
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_contexts_of_several_chunks_are_the_references(arch: str) -> None:
+    """Prompts that end in the first chunk of slots, behind its border, and in the third; in pieces, then trees over them
+    and over the border."""
+    lengths = (381, 403, 1187, 20)
+    both = Both(arch, len(lengths), 2048)
+    both.prefill([some_tokens(n, seed=n).tolist() for n in lengths], list(range(len(lengths))), chunk=300)
+    for seed in range(3):
+        both.tree([0, 1, 2, 3], 7, [[0, 2, 6], [0, 1, 4], [0, 1], [0]], seed=seed)
 
 
 def test_rows_join_leave_and_grow_past_the_room_there_was() -> None:
@@ -245,6 +256,18 @@ def test_a_graph_that_shows_siblings_is_not_used(monkeypatch: pytest.MonkeyPatch
     notes: list[str] = []
     assert backends.with_backend(reference_of("llama"), "openvino", keep=False, say=notes.append).backend == "torch"
     assert "siblings see each other" in notes[-1]
+
+
+def test_a_graph_that_shows_slots_without_a_token_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "NOWHERE", 1 << 40)  # which OpenVINO takes for zero
+    notes: list[str] = []
+    places._known.cache_clear()
+    try:
+        reference = reference_of("llama", max_position_embeddings=512)
+        assert backends.with_backend(reference, "openvino", keep=False, say=notes.append).backend == "torch"
+    finally:
+        places._known.cache_clear()
+    assert "slots of the cache that hold no token" in notes[-1]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from tercel.errors import TercelError
 from tercel.target_model.capabilities import probe_tree_support
 from tercel.target_model.int8 import Int8Weights
+from tercel.target_model.openvino.cache import SlotCache
+from tercel.target_model.openvino.places import SECOND_CHUNK, positions_of
 from tercel.target_model.prefill import prefill
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ NOISY = 2.0  # bfloat16: how many times what the reference moves by if every lay
 FLIPPED = 2.0**-16  # what is put off instead in float32 where activations are rounded: last bits decide to which number
 _LENGTHS, _CHUNK = (23, 9), 7  # of two prompts, run in pieces
 _PARENTS = (-1, 0, 0, 1, 1, 2, 4, 6, 0)  # of a tree after each
+_FAR = SECOND_CHUNK + 19  # tokens before a tree behind slots that are left free
 
 
 def check_against(reference: Target, other: Target, layers: Sequence[int]) -> None:
@@ -33,6 +36,8 @@ def check_against(reference: Target, other: Target, layers: Sequence[int]) -> No
     support = probe_tree_support(other)
     if not support.tree:
         raise TercelError(support.reason)
+    if other.context_length >= _FAR + len(_PARENTS) and _sees_empty_slots(other):
+        raise TercelError("it shows a block's tokens slots of the cache that hold no token")
     with other.activations():
         truth = _probe(reference, layers)
         allowed = [EXACT] * len(truth)
@@ -63,15 +68,35 @@ def _probe(target: Target, layers: Sequence[int]) -> list[Tensor]:
     """Two prompts of unlike lengths in pieces, then a tree after each: hidden states, captured layers, logits."""
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(target.vocab_size, (length,), generator=generator).tolist() for length in _LENGTHS]
-    cache = target.new_cache(len(prompts), max(_LENGTHS) + len(_PARENTS))
+    cache, seen = target.new_cache(len(prompts), max(_LENGTHS) + len(_PARENTS)), _tree()
     prefill(target, prompts, cache, chunk=_CHUNK)
-    seen = torch.eye(len(_PARENTS), dtype=torch.bool)
-    for node, parent in enumerate(_PARENTS[1:], 1):
-        seen[node] |= seen[parent]
     tokens = torch.randint(target.vocab_size, (len(prompts), len(_PARENTS)), generator=generator)
     positions = torch.tensor(_LENGTHS)[:, None] + seen.sum(-1) - 1
     out = target.forward(tokens, positions, cache, seen.expand(len(prompts), -1, -1), layers)
     return [out.hidden, *out.layers, target.logits(out.hidden)]
+
+
+def _sees_empty_slots(target: Target) -> bool:
+    """Whether what lies in slots without a token changes a bit, behind a context that fills more than one chunk; what
+    its tokens are does not matter."""
+    cache, seen = target.new_cache(1, 0), _tree()
+    cache.lengths[0] = _FAR
+    cache.add_rows(0)
+    tokens, positions = torch.arange(len(_PARENTS))[None] % target.vocab_size, (_FAR + seen.sum(-1) - 1)[None]
+    found = []
+    for held in (0.0, 3.0):
+        for part in cast(SlotCache, cache).past([0]):
+            part[:, :, positions_of(part.shape[2]) >= _FAR] = held
+        found.append(target.forward(tokens, positions, cache, seen[None]).hidden)
+    return not torch.equal(*found)
+
+
+def _tree() -> Tensor:
+    """bool `[T, T]`: what each of its nodes sees of it."""
+    seen = torch.eye(len(_PARENTS), dtype=torch.bool)
+    for node, parent in enumerate(_PARENTS[1:], 1):
+        seen[node] |= seen[parent]
+    return seen
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from torch import Tensor
 
 STEP = 128  # slots: the graph sees all slots there are, so no more are shown than soon needed
 BLOCK = 128  # slots at the end of a chunk, and tokens of the widest block whose bits are those of single tokens
-NOWHERE = 1 << 40  # the position of a slot that no token has
+NOWHERE = 1 << 30  # the position of a slot that no token has: OpenVINO computes with integers of 32 bits
 _SHORT, _LONG = 512, 1024
+SECOND_CHUNK = _SHORT - BLOCK  # the first position that is not in the first chunk
 
 
 def _chunk(position: int) -> tuple[int, int, int]:
