@@ -106,6 +106,27 @@ def test_the_same_bits_in_ragged_batches_across_chunks() -> None:
             lengths, alone = [lengths[row] for row in stay], [alone[row] for row in stay]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_prompts_have_the_bits_of_their_tokens_one_by_one(dtype: torch.dtype) -> None:
+    """Whatever is run beside them, and wherever they are cut."""
+    target = on_openvino(reference_of("llama", dtype, max_position_embeddings=2048))
+    generator = torch.Generator().manual_seed(2)
+    lengths = [700, 60, 379, 1200, 500, 130]
+    prompts = [torch.randint(4, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+    one_by_one = []
+    for prompt in prompts:
+        cache, found = target.new_cache(1, 0), []
+        for position, token in enumerate(prompt):
+            mask = torch.ones(1, 1, 1, dtype=torch.bool)
+            found.append(target.forward(torch.tensor([[token]]), torch.tensor([[position]]), cache, mask).hidden[0])
+            cache.keep([[0]])
+        one_by_one.append(torch.cat(found))
+    for chunk in (512, 300, 77):
+        cache = target.new_cache(len(prompts), 0)
+        for row, out in enumerate(prefill(target, prompts, cache, chunk=chunk)):
+            assert torch.equal(out.hidden[0], one_by_one[row]), (chunk, row)
+
+
 def test_every_token_has_a_slot_of_its_own_and_blocks_stay_in_their_chunk() -> None:
     slots = [slot(position) for position in range(4000)]
     assert all(one < other for one, other in itertools.pairwise(slots))

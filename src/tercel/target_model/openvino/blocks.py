@@ -83,7 +83,7 @@ class OpenVinoBlocks:
             more = bucket(width, self.block_widths) - width
             tokens, positions, block_mask = padded_block(tokens, positions, block_mask, more)
         seen = block_mask.expand(len(rows), -1, -1)
-        states, runs = list[list[Tensor]](), own.runs(rows)
+        states, runs = list[list[Tensor]](), own.runs(rows, tokens.shape[1])
         held: list[Run] = []
         for places in runs:
             part = [self._embeddings(tokens[places]), positions[places], seen[places]]
@@ -101,7 +101,7 @@ class OpenVinoBlocks:
         """Embedded tokens, positions and mask of rows that run together; again: whether their sizes are expected once
         more. Returns the last and the captured states, and keys and values a group."""
         count, width = block[1].shape
-        past = cache.past(rows)
+        past = cache.past(rows, width)
         lengths, slots = torch.tensor([cache.lengths[row] for row in rows]), positions_of(past[0].shape[2])
         embedded, positions, seen = (part.contiguous() for part in block)
         dtype = self._target.dtype
@@ -131,7 +131,13 @@ class OpenVinoBlocks:
         limit: int,
         capture: Sequence[int] = (),
     ) -> list[TargetOutput]:
-        return run_pieces(self, remaining, cache, rows, limit, capture, self._target.device)
+        """Pieces end where a chunk of slots does, so that a prompt's tokens have the bits that they have one by one,
+        whatever comes beside them and wherever it is cut."""
+        room = [last_position(cache.lengths[row]) + 1 - cache.lengths[row] for row in rows]
+        within = [len(tokens) <= most for tokens, most in zip(remaining, room, strict=True)]
+        count = (within.index(False) if False in within else len(within)) or 1
+        pieces = [tokens[:most] for tokens, most in zip(remaining[:count], room, strict=False)]
+        return run_pieces(self, pieces, cache, rows[:count], limit, capture, self._target.device)
 
     def renew(self, cache: RowCache, texts: Sequence[Sequence[int]]) -> None:
         pass

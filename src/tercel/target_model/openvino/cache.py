@@ -10,7 +10,7 @@ Shape legend: B rows of a run, T block length, H key/value heads, S slots, D hea
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from tercel.errors import TercelError
 from tercel.target_model.memory import CacheMemory
 from tercel.target_model.openvino.graph import Layout
-from tercel.target_model.openvino.places import STEP, slots_before, slots_of
+from tercel.target_model.openvino.places import BLOCK, STEP, slots_before, slots_of
 from tercel.target_model.openvino.shelves import Shelf, arranged
 
 Run = tuple[Sequence[int], Sequence[Tensor]]  # places in a block's rows; their keys and values [n, B, H, T, D] a group
@@ -50,15 +50,22 @@ class SlotCache:
             used += shelf.nbytes * sum(self.lengths[row] for row in shelf.rows) // (shelf.room * shelf.slots)
         return CacheMemory(sum(shelf.nbytes for shelf in self._shelves), used)
 
-    def runs(self, rows: Sequence[int]) -> list[list[int]]:
-        """Places in `rows`, those together that run together, in the order in which they lie."""
+    def runs(self, rows: Sequence[int], block: int = 1) -> list[list[int]]:
+        """Places in `rows`, those together that run together, in the order in which they lie. block: its tokens; a wide
+        one would come to lie in another chunk behind more slots than a row needs."""
         places = {row: place for place, row in enumerate(rows)}
         found = [[places[row] for row in shelf.rows if row in places] for shelf in self._shelves]
+        if block > BLOCK:
+            apart = [defaultdict[int, list[int]](list) for _ in found]
+            for run, by_slots in zip(found, apart, strict=True):
+                for place in run:
+                    by_slots[slots_before(self.lengths[rows[place]])].append(place)
+            found = [run for by_slots in apart for run in by_slots.values()]
         return [run for run in found if run]
 
-    def past(self, rows: Sequence[int]) -> list[Tensor]:
-        """What the graph is to see of these rows, of one run: `[B, H, S, D]` for the keys and values of every layer.
-        Views wherever they lie side by side."""
+    def past(self, rows: Sequence[int], block: int = 1) -> list[Tensor]:
+        """What the graph is to see of these rows, of one run of `runs`: `[B, H, S, D]` for the keys and values of every
+        layer. Views wherever they lie side by side, unless the block is wide."""
         shelf, first = self._at[rows[0]]
         places = [self._at[row][1] for row in rows]
         side_by_side = places == list(range(first, first + len(rows)))
@@ -67,6 +74,9 @@ class SlotCache:
         for storage, numbers in zip(shelf.storage, self._layout.groups.values(), strict=True):
             for number, part in zip(numbers, storage[:, index], strict=True):
                 parts[number] = part
+        if block > BLOCK:
+            slots = max(STEP, slots_before(self.lengths[rows[0]]))
+            parts = [part[:, :, :slots].contiguous() for part in parts]
         return parts
 
     def hold(self, rows: Sequence[int], runs: Sequence[Run]) -> None:
