@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,6 +102,13 @@ def plan_steps(lengths: Sequence[int], config: TrainConfig) -> list[Step]:
     micro = plan_batches(lengths, config.batch_tokens, config.epochs, config.seed)
     steps = [micro[i : i + config.accumulate] for i in range(0, len(micro), config.accumulate)]
     return steps[: config.max_steps] if config.max_steps else steps
+
+
+def seed_of(seed: int, step: int, names: Sequence[str]) -> int:
+    """A seed for what chance does to the chats of these names in optimizer step `step` of a run of `seed`: the same
+    however the run got there, and whoever of several ranks has them."""
+    told = json.dumps([seed, step, *names])
+    return int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "big") >> 1
 
 
 def data_digest(chats: Sequence[TokenizedChat]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from tercel.errors import TercelError
 from tercel.files import UNWRITTEN, atomic_file, write_json
 from tercel.reading import read_json
 from tercel.target_model.protocol import TargetModel
+from tercel.train.batches import seed_of
 from tercel.train.config import TrainConfig
 from tercel.train.features import Encoded, FeatureSupply
 from tercel.train.lesson import lesson_of
@@ -116,7 +117,8 @@ def compute_again(file: Path, target: TargetModel) -> list[float]:
         chats, encoded = _group(kept)
         assert len(chats) == len(group["chats"])
         with torch.no_grad():
-            batch = supply.batch(chats, encoded)
+            seed = seed_of(settings["seed"], told["step"] - 1, group["chats"])
+            batch = replace(supply.batch(chats, encoded), seed=seed)
             result = lesson.learn(head, batch, supply.to_draft)
         losses.append(float(result.loss))
     return losses

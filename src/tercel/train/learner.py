@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftHead, DraftVocabulary
 from tercel.target_model.protocol import TargetModel
+from tercel.train.batches import seed_of
 from tercel.train.config import TrainConfig
 from tercel.train.encoding import Encoded
 from tercel.train.failure import FailedStep, NotFiniteError
@@ -112,7 +113,8 @@ class Learner:
             ready = self.supply.encode(chats) if ready is None else ready
             if not chats:  # this rank has none left, and only helped others to encode theirs
                 continue
-            batch = self.supply.batch(chats, ready)
+            seed = seed_of(self.config.seed, number, [chat.id for chat in chats])
+            batch = replace(self.supply.batch(chats, ready), seed=seed)
             result = self.lesson.learn(self.weights.working, batch, self.supply.to_draft, whole=whole)
             result.loss.backward()
             self.weights.collect_gradients()

@@ -9,7 +9,7 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tercel.draft.alignment import RowPlan, imitated, plan_rows, predicted, rope_position, token_in
 from tercel.draft.eagle3 import Eagle3Head
+from tercel.draft.head import StepHead
 from tercel.train.attention import segments, ttt_attention
 from tercel.train.config import Objective
 from tercel.train.losses import Teacher, draft_loss
@@ -30,7 +31,8 @@ class Batch:
     tokens int64 `[N]`; lengths of the sequences; supervised bool `[N]`; features `[N, n*Ht]`; embeddings `[N,
     Ht]` the target has for the tokens (None for a head with its own, which are parameters of it); what the teacher
     says at the `U` positions before a supervised token, and `taught` int64 `[N]`, which of these each position is (-1:
-    none); hidden `[U, Ht]`: the target's last hidden states there, after the final norm, for a lesson that keeps them.
+    none); hidden `[U, Ht]`: the target's last hidden states there, after the final norm, for a lesson that keeps them;
+    seed: of whatever chance has a part in what is learned from it.
     """
 
     tokens: Tensor
@@ -41,6 +43,7 @@ class Batch:
     teacher: Teacher
     taught: Tensor
     hidden: Tensor | None = None
+    seed: int = 0
 
     @property
     def positions(self) -> Tensor:
@@ -112,12 +115,22 @@ def training_time_test(
     itself), so that the losses of the parts sum to that of the whole; every_draft: False leaves out the drafts of all
     steps but the first.
     """
-    device = batch.tokens.device
-    embeddings = head.embed_tokens(batch.tokens) if batch.embeddings is None else batch.embeddings
     plan = plan_rows(batch.supervised.cpu(), batch.lengths, objective.steps)
-    positions = batch.positions
     said: list[Tensor] = []  # of each step, what the output layer reads
     wanted: list[RowGoals] = []
+    for step, output in enumerate(roll_out(head, batch, plan)):
+        said.append(head.norm(output))
+        wanted.append(row_goals(batch, to_draft, objective, plan, step, whole))
+    return loss_of_steps(said, wanted, head.lm_head.weight, batch, objective, plan, every_draft=every_draft)
+
+
+def roll_out(head: StepHead, batch: Batch, plan: RowPlan, *, cut: bool = False) -> Iterator[Tensor]:
+    """The head's outputs `[R_s, H]` over the rows of each of `plan`'s steps, as long as there are any.
+
+    cut: a step's output is only a number to the next one, through which no gradient flows.
+    """
+    device, positions = batch.tokens.device, batch.positions
+    embeddings = head.embed_tokens(batch.tokens) if batch.embeddings is None else batch.embeddings
 
     # Step 0 over all tokens: the last of a sequence reads a token that is not its own, but no row sees it.
     every = torch.arange(len(batch.tokens), device=device)
@@ -128,10 +141,10 @@ def training_time_test(
     extra_keys = first.key.new_empty(0, len(rows), *first.key.shape[1:])  # [s, R_s, kv, D]
     extra_values = extra_keys
 
-    for step in range(objective.steps):
+    for step in range(len(plan.rows)):
         rows = plan.rows[step].to(device)
         if len(rows) == 0:
-            break
+            return
         if step > 0:
             keep = plan.subset[step].to(device)
             hidden = hidden[keep]
@@ -139,14 +152,11 @@ def training_time_test(
             query, residual = now.query, now.residual
             extra_keys = torch.cat([extra_keys[:, keep], now.key[None]])
             extra_values = torch.cat([extra_values[:, keep], now.value[None]])
-        cut = segments(plan.rows[step], batch.lengths)
-        attended = ttt_attention(query, first.key, first.value, extra_keys, extra_values, rows, cut)
+        pieces = segments(plan.rows[step], batch.lengths)
+        attended = ttt_attention(query, first.key, first.value, extra_keys, extra_values, rows, pieces)
         output = head.finish(residual, attended)
-        hidden = head.feedback(output)
-
-        said.append(head.norm(output))
-        wanted.append(row_goals(batch, to_draft, objective, plan, step, whole))
-    return loss_of_steps(said, wanted, head.lm_head.weight, batch, objective, plan, every_draft=every_draft)
+        hidden = head.feedback(output.detach() if cut else output)
+        yield output
 
 
 class RowGoals(NamedTuple):
