@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tercel.draft.config import HeadConfig
@@ -71,22 +72,41 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
 
+@dataclass(frozen=True)
+class _Borrowed:
+    """The target's output layer. A copy of a head borrows it too, and copies no target."""
+
+    layer: Callable[[Tensor], Tensor]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Borrowed:
+        return self
+
+
 class Eagle1Head(StepHead):
     """The same steps as those of EAGLE-3; there is nothing to fuse, and the output layer is the target's."""
 
     title = "EAGLE-1 or EAGLE-2"
     config_class = Eagle1Config
     config: Eagle1Config
+    output_rows: Tensor | None  # `[W, H]`, borrowed of the target
 
     def __init__(self, config: Eagle1Config) -> None:
         super().__init__(config)
         c = config
         self.fc = nn.Linear(2 * c.hidden_size, c.hidden_size, bias=c.fc_bias)
-        self.layer = _Layer(c)
+        self.layers = nn.ModuleList([_Layer(c)])
         if c.own_embeddings:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self.rotary = Rotary.of(c)
-        self._output_layer: Callable[[Tensor], Tensor] | None = None
+        self.register_buffer("output_rows", None, persistent=False)
+        self._output_layer: _Borrowed | None = None
+
+    @property
+    def layer(self) -> _Layer:
+        """The only one."""
+        found = self.layers[0]
+        assert isinstance(found, _Layer)
+        return found
 
     def in_words(self) -> str:
         return f"{self.title} (drafts with the target's output layer)"
@@ -103,10 +123,39 @@ class Eagle1Head(StepHead):
         drafted = joined + attention + mlp + c.hidden_size * c.draft_vocab_size
         return HeadWork(drafted=drafted, context=2 * query, fuse=0, kv=2 * key)
 
+    def public_config(self, dtype: torch.dtype) -> dict[str, Any]:
+        """As EAGLE's own loader has it, whose names the tensors have. It drafts with the whole output layer."""
+        c = self.config
+        config: dict[str, Any] = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "hidden_size": c.hidden_size,
+            "intermediate_size": c.intermediate_size,
+            "num_attention_heads": c.num_attention_heads,
+            "num_key_value_heads": c.num_key_value_heads,
+            "head_dim": c.head_dim,
+            "hidden_act": "silu",
+            "vocab_size": c.vocab_size,
+            "rms_norm_eps": c.rms_norm_eps,
+            "max_position_embeddings": c.max_position_embeddings,
+            "rope_parameters": c.rope_parameters,
+            "rope_theta": c.rope_parameters["rope_theta"],
+            "attention_bias": c.attention_bias,
+            "bias": c.fc_bias,
+            "torch_dtype": str(dtype).removeprefix("torch."),
+        }
+        if c.rope_parameters.get("rope_type", "default") != "default":
+            config["rope_scaling"] = c.rope_parameters
+        return config
+
     def beside(self, target: TargetModel, ids: Tensor) -> Eagle1Head:
-        """With the target's output layer, `[.., H]` to `[.., V]`."""
+        """With the target's output layer, `[.., H]` to `[.., V]`, or its rows of a draft vocabulary that is smaller."""
         head = copy(self)  # the modules are the same
-        head._output_layer = target.logits
+        head._output_layer = _Borrowed(target.logits)
+        if len(ids) < target.vocab_size:
+            head._buffers = {**self._buffers, "output_rows": target.output_rows(ids)}
+            head._output_layer = None
         return head
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -134,7 +183,9 @@ class Eagle1Head(StepHead):
         return output
 
     def logits(self, output: Tensor) -> Tensor:
-        """`[.., H]` to `[.., V]`. Raises `TercelError` before it stood beside a target."""
+        """`[.., H]` to `[.., W]`. Raises `TercelError` before it stood beside a target."""
+        if self.output_rows is not None:
+            return F.linear(output, self.output_rows)
         if self._output_layer is None:
             raise TercelError("an EAGLE-1 head drafts with its target's output layer; load it together with the target")
-        return self._output_layer(output)
+        return self._output_layer.layer(output)

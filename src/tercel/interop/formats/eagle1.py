@@ -59,12 +59,12 @@ def read_eagle1(
     notes = Notes()
     notes.holds("format", FORMAT, "fc takes embedding and feature, before a plain layer")
     notes.holds("layer ids", "what enters the target's output layer, after the final norm", "as EAGLE-1 is defined")
-    tensors = {_native(name): tensor for name, tensor in stored.items() if _bare(name) not in _TARGETS_OWN}
+    tensors = {_bare(name): tensor for name, tensor in stored.items() if _bare(name) not in _TARGETS_OWN}
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     where = path / "config.json"
     settings = _settings(ForeignFolder(config, config, tensors, FORMAT, file, where), notes, num_layers)
-    if settings.attention_bias and "layer.self_attn.o_proj.bias" not in tensors:  # Qwen2's layers have three of four
-        tensors["layer.self_attn.o_proj.bias"] = torch.zeros(tensors["fc.weight"].shape[0])
+    if settings.attention_bias and "layers.0.self_attn.o_proj.bias" not in tensors:  # Qwen2's layers have three of four
+        tensors["layers.0.self_attn.o_proj.bias"] = torch.zeros(tensors["fc.weight"].shape[0])
     check_tensors(settings, tensors, file)
     return DraftModel(
         build_head(settings, tensors, file, dtype, device),
@@ -75,10 +75,6 @@ def read_eagle1(
         format=FORMAT,
         conventions=tuple(notes.conventions),
     )
-
-
-def _native(name: str) -> str:
-    return _bare(name).replace("layers.0.", "layer.")
 
 
 def _settings(s: ForeignFolder, notes: Notes, num_layers: int | None) -> Eagle1Config:
@@ -100,7 +96,7 @@ def _settings(s: ForeignFolder, notes: Notes, num_layers: int | None) -> Eagle1C
             rms_norm_eps=float(s.config.get("rms_norm_eps", 1e-6)),
             rope_parameters=read_rope(s, notes),
             max_position_embeddings=size(s.config, "max_position_embeddings", s.where, 2048),
-            attention_bias="layer.self_attn.q_proj.bias" in s.tensors,
+            attention_bias="layers.0.self_attn.q_proj.bias" in s.tensors,
             own_embeddings="embed_tokens.weight" in s.tensors,
             fc_bias="fc.bias" in s.tensors,
         )
