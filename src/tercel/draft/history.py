@@ -24,8 +24,8 @@ class TemplateRecord(JsonRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(JsonRecord):
-    """The settings of training that a card tells; the others are kept as they are. Before optimizers could be chosen,
-    there was AdamW alone."""
+    """The settings of training that a card tells; the others are kept as they are. Before optimizers and methods could
+    be chosen, there were AdamW and EAGLE-3's alone."""
 
     epochs: float
     lr: float
@@ -35,6 +35,7 @@ class Recipe(JsonRecord):
     loss: str
     max_length: int
     optimizer: str = "adamw"
+    method: str = "eagle3"
 
 
 @dataclass(frozen=True, kw_only=True)

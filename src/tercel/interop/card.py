@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from tercel.draft import DraftModel
-from tercel.draft.history import DecodingRecord, HeldOut, MeasuredRecord, TrainingRecord
+from tercel.draft import DraftModel, Eagle3Head
+from tercel.draft.history import DecodingRecord, HeldOut, MeasuredRecord, Recipe, TrainingRecord
 from tercel.interop.engines import SERVED_AND_ASKED
 
 _RESULTS = "## Measured"
@@ -20,9 +20,9 @@ def head_card(model: DraftModel) -> str:
     name = info.target_name or ""
     licence = info.training.data_licence or ""
     parts = [
-        _front_matter(name, licence),
+        _front_matter(model, name, licence),
         _opening(model, name),
-        _commands(name or "TARGET"),
+        _commands(model, name or "TARGET") + (_serving(name or "TARGET") if _is_eagle3(model) else ""),
         f"{_RESULTS}\n{_measured(info.measured)}\n",
         f"## Data\n{_data(info.training, licence)}\n",
         f"## Recipe\n{_recipe(model)}\n",
@@ -40,8 +40,13 @@ def with_results(card: str, measured: MeasuredRecord) -> str:
     return before + section + (rest[heading:] if heading >= 0 else "")
 
 
-def _front_matter(name: str, licence: str) -> str:
-    lines = ["---", "library_name: tercel", "tags: [eagle3, speculative-decoding, draft-head]"]
+def _is_eagle3(model: DraftModel) -> bool:
+    return isinstance(model.head, Eagle3Head)
+
+
+def _front_matter(model: DraftModel, name: str, licence: str) -> str:
+    kind = "eagle3" if _is_eagle3(model) else model.head.config.kind
+    lines = ["---", "library_name: tercel", f"tags: [{kind}, speculative-decoding, draft-head]"]
     lines += [f"base_model: {name}"] if name else []
     lines += ["license: other", f"license_name: {_quoted(licence)}"] if licence else []
     return "\n".join([*lines, "---"])
@@ -53,24 +58,32 @@ def _quoted(text: str) -> str:
 
 def _opening(model: DraftModel, name: str) -> str:
     whose = f"`{name}`" if name else "its target (which its files do not name)"
-    return f"""# EAGLE-3 draft head for {name or "an unnamed target"}
+    title, what = ("EAGLE-3", "One decoder layer") if _is_eagle3(model) else (model.head.title, model.head.in_words())
+    return f"""# {title} draft head for {name or "an unnamed target"}
 
-One decoder layer ({model.head.num_parameters() / 1e6:.1f} M parameters) that drafts tokens for {whose}; the
+{what} ({model.head.num_parameters() / 1e6:.1f} M parameters) that drafts tokens for {whose}; the
 target verifies every one, so the text is the target's own. It is of no use with another model.
 """
 
 
-def _commands(name: str) -> str:
+def _commands(model: DraftModel, name: str) -> str:
+    name, recipe = shlex.quote(name), model.info.training.recipe
+    method = None if recipe is None or _is_eagle3(model) else recipe.method
+    drafting, compared = (f" --draft {method}", f" --methods vanilla,{method}") if method else ("", "")
+    return f"""```
+tercel generate {name} .{drafting} --prompt "Why is the sky blue?"
+tercel bench {name} .{compared}
+```
+"""
+
+
+def _serving(name: str) -> str:
     exports = "\n".join(f"tercel export . --to {engine} --out head-{engine}" for engine in SERVED_AND_ASKED)
     name = shlex.quote(name)
     serving = "\n".join(
         f"tercel serve-command head-{engine} --engine {engine} --target {name}" for engine in SERVED_AND_ASKED
     )
-    return f"""```
-tercel generate {name} . --prompt "Why is the sky blue?"
-tercel bench {name} .
-```
-
+    return f"""
 ## Serve
 Engines differ in what they take a checkpoint to mean; the export is written and checked for one of them, and the
 last line prints how to start it.
@@ -146,13 +159,18 @@ def _recipe(model: DraftModel) -> str:
     layers = ", ".join(map(str, c.feature_layers))
     depth = "" if c.target_num_layers is None else f" of {c.target_num_layers}"
     features = f"Features: inputs of layers {layers}{depth}." if layers else "Features: the engines' default layers."
+    if not _is_eagle3(model):
+        features = f"Reads {model.head.reads_in_words()}."
     if c.own_embeddings:
         features += f" Embeddings of its own ({training.embeddings or 'not recorded whether trained'})."
     vocabulary = f"Draft vocabulary: {c.draft_vocab_size:,} of {c.vocab_size:,} tokens"
     if recipe is None:
         return f"Not recorded in the head's files. {features} {vocabulary}."
     optimizer = _OPTIMIZERS.get(recipe.optimizer, recipe.optimizer)
-    return f"""Training-time test with S = {recipe.ttt_steps}, loss `{recipe.loss}`, step decay {recipe.decay},
+    taught = f"Training-time test with S = {recipe.ttt_steps}, loss `{recipe.loss}`, step decay {recipe.decay}"
+    if recipe.method != Recipe.method:
+        taught = f"Method `{recipe.method}`, loss `{recipe.loss}`, measured on chains of {recipe.ttt_steps} drafts"
+    return f"""{taught},
 {optimizer}, learning rate {recipe.lr:g}, clip {recipe.clip:g}, {recipe.epochs} epochs,
 {training.step} of {training.steps} steps, {training.dtype} compute with float32 master weights. {features}
 {vocabulary}, {training.draft_vocabulary_coverage:.1%} of the supervised text."""
