@@ -12,7 +12,19 @@ from tercel.decode.costs import StepCosts
 from tercel.decode.engine import Engine
 from tercel.decode.loop import DecodingLoop
 from tercel.decode.proposer import Proposer
-from tercel.decode.proposers import HYDRA, LOOKAHEAD, MEDUSA, ORACLE, PLD, SPS, SUFFIX, make_proposer, proposer_kind
+from tercel.decode.proposers import (
+    EAGLE,
+    EAGLE2,
+    HYDRA,
+    LOOKAHEAD,
+    MEDUSA,
+    ORACLE,
+    PLD,
+    SPS,
+    SUFFIX,
+    make_proposer,
+    proposer_kind,
+)
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
@@ -20,9 +32,9 @@ from tercel.draft.shape import TreeShape
 from tercel.target_model.capabilities import TreeSupport
 from tercel.target_model.model import Target
 from tests.decode.drafts import tiny_target
-from tests.methods.heads import CONFIGS, random_parts
+from tests.methods.heads import random_head_of
 
-METHODS = (PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE, MEDUSA, HYDRA)
+METHODS = (PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE, EAGLE, EAGLE2, MEDUSA, HYDRA)
 CHAIN, TREE = TreeShape.chain(4), TreeShape(3, 4, 9)
 # the second has a window of 8 tokens
 WAYS = (("llama", None, 2), ("gemma3", TREE, 3), ("gpt_neox", CHAIN, 1), ("mixtral", TREE, 2))
@@ -50,7 +62,7 @@ def asked(params: SamplingParams) -> list[Request]:
 
 def make(name: str, target: Target, shape: TreeShape | None) -> Proposer:
     """Without a shape, one whose drafts are cut to what pays."""
-    head = random_parts(name, target) if name in CONFIGS else None
+    head = random_head_of(name, target)
     return make_proposer(name, target, head=head, model=second_model(), shape=shape, costs=CHEAP)
 
 

@@ -22,7 +22,7 @@ from tercel.decode.vanilla import Vanilla
 from tercel.draft.shape import WIDEST, TreeShape
 from tercel.errors import TercelError
 from tests.decode.drafts import random_draft, tiny_target
-from tests.methods.heads import CONFIGS, random_parts
+from tests.methods.heads import random_head_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "proposers.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
@@ -82,8 +82,7 @@ def test_names_make_what_they_name() -> None:
 def test_a_proposer_goes_by_the_name_it_is_made_by(name: str) -> None:
     target = tiny_target("llama")
     costs = StepCosts({1: {1: 1.0}})
-    kind = next((kind for kind in CONFIGS if name.startswith(kind)), None)
-    head = random_draft(target) if kind is None else random_parts(kind, target)
+    head = random_head_of(name, target) or random_draft(target)
     assert make_proposer(name, target, head=head, model=target, costs=costs).name == name
 
 
@@ -105,7 +104,7 @@ def test_what_is_missing_is_said(ngram: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("eagle", "there is no method eagle; did you mean eagle3?"),
+        ("eagel", "there is no method eagel; did you mean eagle?"),
         ("xyz", "known are vanilla, .*eagle3-sampled-chain, .*and MODULE:ATTRIBUTE"),
         ("no_such_module:KIND", "no_such_module:KIND cannot be imported .*no_such_module.*PYTHONPATH"),
         (":", "cannot be imported"),

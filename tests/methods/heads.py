@@ -1,4 +1,4 @@
-"""Medusa's and Hydra's heads with random weights."""
+"""Heads of all methods but EAGLE-3, with random weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from tercel.draft import DraftModel, DraftVocabulary, HeadInfo
+from tercel.decode.proposers import EAGLE, EAGLE2, HASS
+from tercel.draft import DraftModel, DraftVocabulary, Eagle1Config, HeadInfo
+from tercel.draft.binding import bind
 from tercel.draft.kinds import new_head
 from tercel.methods.hydra import HydraConfig
 from tercel.methods.last_hidden import LastHiddenConfig, LastHiddenHead
@@ -29,3 +31,30 @@ def random_parts(
         for parameter in head.parameters():
             parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
     return DraftModel(head.eval().requires_grad_(False), vocabulary, HeadInfo(None))
+
+
+def random_eagle(target: TargetModel, *, pruned: bool = True, seed: int = 1, std: float = 0.2) -> DraftModel:
+    """An untrained head of EAGLE, bound to its target."""
+    size = target.vocab_size
+    vocabulary = DraftVocabulary(torch.arange(0, size, 2), size) if pruned else DraftVocabulary.full(size)
+    config = Eagle1Config.for_target(
+        target.config,
+        feature_layers=(target.num_layers,),
+        vocab_size=size,
+        draft_vocab_size=len(vocabulary),
+        max_position_embeddings=256,
+    )
+    head = new_head(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
+    return bind(DraftModel(head.eval().requires_grad_(False), vocabulary, HeadInfo(None)), target)
+
+
+def random_head_of(method: str, target: TargetModel) -> DraftModel | None:
+    """A head that the method drafts with; None for methods that this file has no heads for."""
+    if method in (EAGLE, EAGLE2, HASS):
+        return random_eagle(target)
+    kind = next((kind for kind in CONFIGS if method.startswith(kind)), None)
+    return None if kind is None else random_parts(kind, target)

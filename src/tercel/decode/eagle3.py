@@ -27,6 +27,12 @@ class Eagle3(HeadProposer):
 
     name = EAGLE3
 
+    def new_growth(self, rows: int) -> Growth:
+        """Of the trees of so many rows, for one step."""
+        if self.policy is None:
+            return Shaped(self.shape, rows, self.target.device)
+        return Sized(self.policy.step, self.shape, self.widest, self.target.device)
+
     @torch.no_grad()
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """A tree for every row:
@@ -44,11 +50,7 @@ class Eagle3(HeadProposer):
         if not any(depths):
             return [Proposal(DraftTree.root_only(row.tokens[-1])) for row in rows]
         self.catch_up()
-        growth: Growth
-        if self.policy is None:
-            growth = Shaped(self.shape, len(rows), self.target.device)
-        else:
-            growth = Sized(self.policy.step, self.shape, self.widest, self.target.device)
+        growth = self.new_growth(len(rows))
         output_BPH = self.state.output[:, None]
         for depth in range(1, max(depths) + 1):
             with self.clock.phase("head"):

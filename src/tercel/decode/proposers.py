@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 VANILLA, EAGLE3, SAMPLED_CHAIN = "vanilla", "eagle3", "eagle3-sampled-chain"
 PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE = "pld", "suffix", "lookahead", "sps", "oracle"
+EAGLE, EAGLE2, HASS = "eagle", "eagle2", "hass"
 MEDUSA, MEDUSA_TYPICAL, HYDRA = "medusa", "medusa-typical", "hydra"
 
 # where each kind stands: imported when it is needed, since names are asked for before torch is there
@@ -34,6 +35,9 @@ KINDS: dict[str, str] = {
     SUFFIX: "tercel.decode.suffix:KIND",
     LOOKAHEAD: "tercel.decode.lookahead:KIND",
     SPS: "tercel.decode.sps:KIND",
+    EAGLE: "tercel.methods.eagle:STATIC",
+    EAGLE2: "tercel.methods.eagle:DYNAMIC",
+    HASS: "tercel.methods.eagle:HARMONISED",
     MEDUSA: "tercel.methods.medusa:KIND",
     MEDUSA_TYPICAL: "tercel.methods.medusa:TYPICAL",
     HYDRA: "tercel.methods.hydra:KIND",

@@ -22,6 +22,8 @@ EAGLE3 = "eagle3"
 # that it may be in a later room. The one place where a further method of training is entered.
 METHODS: dict[str, str] = {
     EAGLE3: "tercel.train.eagle3:Eagle3Lesson",
+    "eagle": "tercel.methods.eagle:EagleLesson",
+    "hass": "tercel.methods.eagle:HassLesson",
     "medusa": "tercel.methods.medusa:MedusaLesson",
     "hydra": "tercel.methods.hydra:HydraLesson",
 }
@@ -42,14 +44,14 @@ class Setting:
 class Objective:
     """How the steps' losses are made and summed (spec section 5).
 
-    steps `S`; decay `w` of `sum_s w^s loss_s` (`None`: the plain mean of the paper's formula); kind of loss;
-    oov: whether rows whose target argmax the head cannot propose are dropped; average over the rows of a
+    steps `S`; decay `w` of `sum_s w^s loss_s` (`None`: the plain mean of the paper's formula); kind of loss
+    (`losses.py`); oov: whether rows whose target argmax the head cannot propose are dropped; average over the rows of a
     sequence first, or over all rows at once.
     """
 
     steps: int = 7
     decay: float | None = 0.8
-    kind: LossKind = "soft"
+    kind: LossKind | Literal["masses"] = "soft"
     oov: str = "drop"
     average: str = "sequence"
 

@@ -6,6 +6,7 @@ teacher's distribution over the draft vocabulary, `q` the draft's, `w` the row's
 
     soft   -sum p log q          d/dlogits = w (q - p)
     hard   -log q[label]         d/dlogits = w (q - onehot)
+    masses -sum p log q          d/dlogits = w (q sum p - p), of a teacher whose masses do not sum to 1
     lk     -log sum min(p, q)    d/dlogits = w q (E - [q < p]) / alpha, E = sum_j q_j [q_j < p_j]
                                  (maximises the acceptance probability itself, arXiv 2602.23881)
 
@@ -16,7 +17,7 @@ vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -72,7 +73,7 @@ def draft_loss(
     taught: Tensor,
     labels: Tensor,
     row_weights: Tensor,
-    kind: LossKind = "soft",
+    kind: LossKind | Literal["masses"] = "soft",
     *,
     drafted: int | None = None,
 ) -> DraftLoss:
@@ -98,7 +99,7 @@ class _FusedLoss(torch.autograd.Function):
         taught: Tensor,
         labels: Tensor,
         row_weights: Tensor,
-        kind: LossKind,
+        kind: LossKind | Literal["masses"],
         drafted: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         wants_grad, trains_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
@@ -153,7 +154,7 @@ class _Room:
 
 
 def _value_and_grad(
-    kind: LossKind, logits: Tensor, probs: Tensor, taught: Tensor, labels: Tensor, room: _Room
+    kind: LossKind | Literal["masses"], logits: Tensor, probs: Tensor, taught: Tensor, labels: Tensor, room: _Room
 ) -> tuple[Tensor, Tensor]:
     """Loss `[R]`, float32, and its gradient `[R, W]` by the draft's logits; consumes `logits`."""
     if kind == "lk":  # compares p and q, and divides by what may be small: float32
@@ -171,4 +172,5 @@ def _value_and_grad(
         return value, grad
     p = torch.index_select(probs, 0, taught, out=room.p[: len(logits)])
     value = -torch.mul(p, log_q, out=logits).sum(-1, dtype=torch.float32)
-    return value, log_q.exp_().sub_(p)
+    q = log_q.exp_()
+    return value, (q.mul_(p.sum(-1, keepdim=True)) if kind == "masses" else q).sub_(p)
