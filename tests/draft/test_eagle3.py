@@ -162,6 +162,7 @@ def head_for(target) -> HeadConfig:
         ({"draft_vocab_size": 129}, "draft_vocab_size 129 exceeds the target's vocabulary of 128"),
         ({"feature_layers": ()}, "at least one feature layer"),
         ({"feature_layers": (2, 8)}, r"feature layer 8 is out of range for a target of 8 layers \(0\.\.7\)"),
+        ({"feature_layers": (9,)}, "feature layer 9 is out of range"),
         ({"feature_layers": (-1,)}, "feature layer -1 is out of range"),
         ({"feature_layers": ("2",)}, "feature layer '2' is out of range"),
         ({"rope_parameters": {}}, "must name a rope_theta"),

@@ -14,12 +14,16 @@ from tercel.decode.engine import Engine
 from tercel.decode.proposers import EAGLE, EAGLE2, HASS, make_proposer
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
-from tercel.draft import DraftModel, DraftVocabulary, Eagle1Head, HeadInfo, load_head
+from tercel.draft import DraftModel, DraftVocabulary, Eagle1Head, Eagle3Head, HeadInfo, load_head
+from tercel.draft.alignment import imitated
 from tercel.draft.binding import bind
 from tercel.draft.checkpoint import save_head
+from tercel.draft.graph import HeadGraphs
 from tercel.draft.kinds import new_head
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
+from tercel.interop.engines import ENGINES
+from tercel.interop.engines.limits import check_expressible
 from tercel.interop.formats.read import read_head
 from tercel.measure.acceptance import count_alpha
 from tercel.methods import eagle
@@ -31,6 +35,7 @@ from tercel.train.config import TrainConfig
 from tercel.train.features import FeatureSupply
 from tercel.train.lesson import lesson_of
 from tercel.train.loop import train
+from tercel.train.ttt import roll_out, row_goals
 from tests.decode.drafts import Watched
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.methods.heads import random_eagle
@@ -221,6 +226,19 @@ def test_a_head_is_written_read_back_and_read_by_others(pruned: bool, tmp_path: 
         assert torch.equal(tensor, model.head.get_parameter(name)), name
 
 
+def test_openvino_computes_a_part_of_the_vocabulary() -> None:
+    model = random_eagle(target_of("llama"))
+    head, output = model.head_as(Eagle1Head), torch.randn(2, 3, 32)
+    torch.testing.assert_close(HeadGraphs(head).logits(output), head.logits(output), rtol=1e-4, atol=1e-4)
+
+
+def test_a_copy_copies_no_target() -> None:
+    head = random_eagle(target_of("llama"), pruned=False).head_as(Eagle1Head)
+    copied = deepcopy(head)
+    assert copied._output_layer is head._output_layer
+    assert copied.fc.weight is not head.fc.weight
+
+
 def test_settings_of_another_method_are_refused() -> None:
     with pytest.raises(TercelError, match="fc_norm is of EAGLE-3's heads; leave it out with the method eagle"):
         lesson_for(EAGLE, fc_norm=True)
@@ -228,3 +246,48 @@ def test_settings_of_another_method_are_refused() -> None:
         lesson_for(HASS, loss="lk")
     with pytest.raises(TercelError, match="method must be one of eagle3, eagle, hass"):
         TrainConfig(method="eagle9")
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_papers_ablations_of_eagle3(steps: int, tmp_path: Path) -> None:
+    """Top layer only, with a feature loss beside, with and without training-time test."""
+    target, vocabulary = target_of("llama"), some_vocabulary(70, 3)
+    config = TrainConfig(feature_layers=(target.num_layers,), feature_loss=0.5, ttt_steps=steps)
+    lesson, plain = lesson_of(config), lesson_of(TrainConfig(feature_layers=(target.num_layers,), ttt_steps=steps))
+    torch.manual_seed(0)
+    head = new_head(lesson.new_config(target, len(vocabulary)))
+    assert isinstance(head, Eagle3Head)
+    supply = FeatureSupply(target, head, vocabulary, keeps_hidden=lesson.keeps_hidden)
+    batch = supply.batch(CHATS)
+    together = torch.cat([target.encode(torch.from_numpy(c.tokens[None]).long()).hidden[0] for c in CHATS])
+    assert torch.equal(batch.features, together)
+    result, without = lesson.learn(head, batch, supply.to_draft), plain.learn(head, batch, supply.to_draft)
+    said = list(roll_out(head, batch, result.plan))
+    more = torch.zeros(())
+    for step, output in enumerate(said):
+        goal = row_goals(batch, supply.to_draft, lesson.objective, result.plan, step)
+        truth = together[imitated(result.plan.rows[step], step)]
+        far = torch.stack([F.smooth_l1_loss(*pair) for pair in zip(head.norm(output), truth, strict=True)])
+        more = more + 0.5 * (far * goal.weights).sum()
+    torch.testing.assert_close(result.loss, without.loss + more)
+    torch.testing.assert_close(sum(step.loss for step in result.steps), result.loss.detach())
+    learned, wanted = (
+        torch.autograd.grad(loss, list(head.parameters())) for loss in (result.loss, without.loss + more)
+    )
+    for (name, _), mine, theirs in zip(head.named_parameters(), learned, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-7, msg=name)
+    save_head(DraftModel(head, vocabulary, HeadInfo(None)), tmp_path / "head")
+    again = bind(load_head(tmp_path / "head"), target)
+    asked = Request((5, 17, 33), SamplingParams(max_new_tokens=8, ignore_eos=True))
+    drafted = Engine(target, make_proposer("eagle3", target, head=again, shape=TreeShape(3, 3, 8)))
+    vanilla = Engine(target, make_proposer("vanilla", target))
+    assert drafted.generate([asked])[0].tokens == vanilla.generate([asked])[0].tokens
+    with pytest.raises(TercelError, match=r"reads the last hidden state, after the final norm"):
+        check_expressible(ENGINES["vllm"], again.head.config, vocabulary)
+
+
+def test_the_feature_loss_is_of_eagle3() -> None:
+    with pytest.raises(TercelError, match="feature_loss is an addition to eagle3; leave it out with eagle"):
+        TrainConfig(method=EAGLE, feature_loss=1.0)
+    assert TrainConfig(feature_loss=0.0).digest("d", "t") == TrainConfig().digest("d", "t")
+    assert TrainConfig(feature_loss=1.0).digest("d", "t") != TrainConfig().digest("d", "t")

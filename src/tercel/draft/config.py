@@ -37,7 +37,8 @@ class HeadConfig:
 
     target_num_layers: None if the files of a head made elsewhere do not say it.
     feature_layers: ids as *input of decoder layer i*, low to high; empty for what engines take by default, which
-    depends on the target's depth (`placed` fills it in).
+    depends on the target's depth (`placed` fills it in). The depth itself, alone, is the last hidden state, after the
+    final norm: the top layer only, which no public format can say.
     fc_norm: an RMSNorm for each captured layer before `fc` (EAGLE-3.1).
     norm_output: feed back the normed hidden instead of the residual stream (EAGLE-3.1).
     norm_before_residual: the layer's residual is the normed hidden (a flag of speculators and vLLM).
@@ -109,7 +110,13 @@ class HeadConfig:
 
     def beyond(self, num_layers: int) -> tuple[int, ...]:
         """The feature layers that a target of `num_layers` layers does not have."""
+        if self.target_num_layers == num_layers and self._reads_top_alone:
+            return ()
         return tuple(layer for layer in self.captured(num_layers) if not 0 <= layer < num_layers)
+
+    @property
+    def _reads_top_alone(self) -> bool:
+        return self.target_num_layers is not None and self.feature_layers == (self.target_num_layers,)
 
     def fits_depth(self, num_layers: int) -> bool:
         """Whether it can be `placed` beside a target of `num_layers` layers."""
@@ -121,6 +128,8 @@ class HeadConfig:
             raise TercelError(f"a head of {len(self.feature_layers)} feature layers cannot be built; fetch it again")
         if depth is not None and not self.feature_layers:
             raise TercelError("a head needs at least one feature layer")
+        if self._reads_top_alone:
+            return
         wrong = [i for i in self.feature_layers if type(i) is not int or i < 0 or (depth is not None and i >= depth)]
         if wrong:
             known = "" if depth is None else f" for a target of {depth} layers (0..{depth - 1})"

@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tercel.decode.eagle3 import Eagle3
@@ -35,8 +34,8 @@ from tercel.methods.static_tree import Static, levels_of, node_count
 from tercel.target_model.protocol import TargetModel
 from tercel.train.config import TrainConfig
 from tercel.train.lesson import Lesson
-from tercel.train.losses import Teacher
-from tercel.train.ttt import Batch, Extent, RowGoals, TTTResult, loss_of_steps, roll_out, row_goals
+from tercel.train.losses import Teacher, feature_distance
+from tercel.train.ttt import Batch, Extent, RowGoals, TTTResult, loss_of_steps, roll_out, row_goals, with_more
 
 TOKEN_WEIGHT = 0.1  # of `p`, beside 1 of `v`
 NOISE = 0.1  # features are moved by a uniform number between minus this and this
@@ -99,19 +98,10 @@ class EagleLesson(Lesson):
             if step >= self.learned:
                 goal = goal._replace(weights=torch.zeros_like(goal.weights))
             wanted = truth[imitated(plan.rows[step].to(truth.device), step)]
-            distance = F.smooth_l1_loss(output.float(), wanted.float(), reduction="none").mean(-1)
             said.append(output)
             goals.append(goal)
-            missed.append(distance * goal.weights)
-        told = self._tokens(said, goals, batch, plan, chains)
-        if not said:
-            return told
-        steps = zip(told.steps, missed, strict=True)
-        return TTTResult(
-            torch.cat(missed).sum() + told.loss,
-            tuple(replace(step, loss=step.loss + far.detach().sum()) for step, far in steps),
-            plan,
-        )
+            missed.append(feature_distance(output, wanted) * goal.weights)
+        return with_more(self._tokens(said, goals, batch, plan, chains), missed)
 
     def _tokens(
         self, said: list[Tensor], goals: list[RowGoals], batch: Batch, plan: RowPlan, chains: bool

@@ -67,6 +67,7 @@ _RANGES = (
     ("weight_decay", 0, limits.RATE),
     ("max_length", 1, limits.POSITIONS),
     ("ttt_steps", 1, limits.TTT_STEPS),
+    ("feature_loss", 0, limits.RATE),
     ("part_layers", 1, limits.PART_LAYERS),
     ("draft_vocab", 0, limits.VOCABULARY),
     ("eval_every", 1, limits.COUNT),
@@ -76,7 +77,7 @@ _RANGES = (
 
 
 # What could not be set once, and what it was then: a run that leaves it so has the key that it had.
-_ADDED = {"optimizer": "adamw", "method": EAGLE3, "part_layers": 1, "shared_output": False}
+_ADDED = {"optimizer": "adamw", "method": EAGLE3, "feature_loss": 0.0, "part_layers": 1, "shared_output": False}
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class TrainConfig:
     ttt_steps: `S`; decay: weight of step `s` is `decay^s` (0: the plain mean of the paper's formula).
     loss: of the target's distribution (soft, lk) or the text's own tokens (hard); left out, what the method's paper
     has.
+    feature_loss: of the paper's ablation.
     part_layers, shared_output: of heads that have a part for each step, how deep each is, and whether all have one
     output layer.
     start_from: a head (folder, or name of a target with a shipped one) whose weights and draft vocabulary this run
@@ -132,6 +134,9 @@ class TrainConfig:
     loss: Annotated[
         str | None, Setting("soft, hard or lk; left out, soft, and hard where the method is medusa or hydra.")
     ] = None
+    feature_loss: Annotated[
+        float, Setting("Weight of the distance from the target's last hidden state beside the loss; EAGLE-3 has none.")
+    ] = 0.0
     oov: Annotated[str, Setting("drop or keep rows outside the draft vocabulary.")] = "drop"
     average: Annotated[str, Setting("Mean over sequence or token.")] = "sequence"
     draft_vocab: Annotated[int, Setting("Tokens the head can draft; 0 is all.", RECIPE)] = 8192
@@ -180,6 +185,8 @@ class TrainConfig:
             raise TercelError(
                 f"part_layers and shared_output are of {' and '.join(PARTS)}; leave them out with {self.method}"
             )
+        if self.feature_loss and self.method != EAGLE3:
+            raise TercelError(f"feature_loss is an addition to {EAGLE3}; leave it out with {self.method}")
         if not 0 < self.eval_share < 1:
             raise TercelError(f"eval_share must lie between 0 and 1, not {self.eval_share}")
         for name, rate, most in (("lr", self.peak_lr, limits.RATE), ("clip", self.clip, limits.LOGIT)):

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftHead, DraftVocabulary, Eagle3Head, HeadConfig
+from tercel.errors import TercelError
 from tercel.target_model.protocol import TargetModel
 from tercel.target_model.structure import default_feature_layers
+from tercel.train.config import TrainConfig
 from tercel.train.encoding import encode_group
 from tercel.train.feature_store import FeatureStore
 from tercel.train.lesson import Lesson
@@ -23,6 +25,10 @@ class Eagle3Lesson(Lesson):
     """The paper's, with the objective of the settings (spec sections 2, 4 and 5)."""
 
     head_class = Eagle3Head
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.keeps_hidden = config.feature_loss > 0
 
     def new_config(self, target: TargetModel, draft_vocab_size: int) -> HeadConfig:
         return HeadConfig.for_target(
@@ -48,15 +54,34 @@ class Eagle3Lesson(Lesson):
 
     def freeze(self, head: DraftHead) -> None:
         assert isinstance(head, Eagle3Head)
+        c = head.config
+        if self.config.feature_loss and c.hidden_size != c.target_hidden_size:
+            raise TercelError(
+                f"a head of width {c.hidden_size} has no distance from features of width {c.target_hidden_size}; "
+                "leave out feature_loss"
+            )
         head.lm_head.requires_grad_(not self.config.freeze_lm_head)
 
     def learn(self, head: DraftHead, batch: Batch, to_draft: Tensor, *, whole: Extent | None = None) -> TTTResult:
         assert isinstance(head, Eagle3Head)
-        return training_time_test(head, batch, to_draft, self.objective, whole=whole, every_draft=False)
+        return self._taught(head, batch, to_draft, whole, every_draft=False)
 
     def rehearse(self, head: DraftHead, batch: Batch, to_draft: Tensor, *, whole: Extent | None = None) -> TTTResult:
         assert isinstance(head, Eagle3Head)
-        return training_time_test(head, batch, to_draft, self.objective, whole=whole)
+        return self._taught(head, batch, to_draft, whole, every_draft=True)
+
+    def _taught(
+        self, head: Eagle3Head, batch: Batch, to_draft: Tensor, whole: Extent | None, *, every_draft: bool
+    ) -> TTTResult:
+        return training_time_test(
+            head,
+            batch,
+            to_draft,
+            self.objective,
+            whole=whole,
+            every_draft=every_draft,
+            feature_weight=self.config.feature_loss,
+        )
 
 
 @torch.no_grad()

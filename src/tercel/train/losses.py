@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tercel.draft.vocabulary import DraftVocabulary
@@ -84,6 +85,11 @@ def draft_loss(
         weight = weight.detach()  # so that no gradient is made
     wanted = len(hidden) if drafted is None else drafted
     return DraftLoss(*_FusedLoss.apply(hidden, weight, teacher.probs, taught, labels, row_weights, kind, wanted))
+
+
+def feature_distance(hidden: Tensor, wanted: Tensor) -> Tensor:
+    """How far features `[R, K]` are from those that were wanted, float32 `[R]`: the smooth L1 distance (EAGLE's)."""
+    return F.smooth_l1_loss(hidden.float(), wanted.float(), reduction="none").mean(-1)
 
 
 class _FusedLoss(torch.autograd.Function):

@@ -10,7 +10,7 @@ head.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from tercel.draft.eagle3 import Eagle3Head
 from tercel.draft.head import StepHead
 from tercel.train.attention import segments, ttt_attention
 from tercel.train.config import Objective
-from tercel.train.losses import Teacher, draft_loss
+from tercel.train.losses import Teacher, draft_loss, feature_distance
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,14 @@ def training_time_test(
     *,
     whole: Extent | None = None,
     every_draft: bool = True,
+    feature_weight: float = 0.0,
 ) -> TTTResult:
     """Run the head `S` steps over its own outputs and sum the losses.
 
     to_draft int64 `[V]`; whole: the extent of the optimizer step that the batch is a part of (None: of the batch
     itself), so that the losses of the parts sum to that of the whole; every_draft: False leaves out the drafts of all
-    steps but the first.
+    steps but the first; feature_weight: of how far what the head's output layer reads is from what the target's does,
+    which is no part of EAGLE-3 (`batch.hidden` has to be there).
     """
     plan = plan_rows(batch.supervised.cpu(), batch.lengths, objective.steps)
     said: list[Tensor] = []  # of each step, what the output layer reads
@@ -121,7 +123,14 @@ def training_time_test(
     for step, output in enumerate(roll_out(head, batch, plan)):
         said.append(head.norm(output))
         wanted.append(row_goals(batch, to_draft, objective, plan, step, whole))
-    return loss_of_steps(said, wanted, head.lm_head.weight, batch, objective, plan, every_draft=every_draft)
+    result = loss_of_steps(said, wanted, head.lm_head.weight, batch, objective, plan, every_draft=every_draft)
+    if not feature_weight or batch.hidden is None:
+        return result
+    far = [
+        feature_weight * feature_distance(hidden, batch.hidden[goal.taught]) * goal.weights
+        for hidden, goal in zip(said, wanted, strict=True)
+    ]
+    return with_more(result, far)
 
 
 def roll_out(head: StepHead, batch: Batch, plan: RowPlan, *, cut: bool = False) -> Iterator[Tensor]:
@@ -215,6 +224,18 @@ def loss_of_steps(
         lost.loss,
         tuple(StepLoss(parts.sum(), drafts, (drafts == label) & (drafts >= 0)) for parts, drafts, label in steps),
         plan,
+    )
+
+
+def with_more(result: TTTResult, losses: Sequence[Tensor]) -> TTTResult:
+    """The result with `losses` of its steps, `[R_s]` each, added to its own."""
+    if not losses:
+        return result
+    steps = zip(result.steps, losses, strict=True)
+    return TTTResult(
+        result.loss + torch.cat(list(losses)).sum(),
+        tuple(replace(step, loss=step.loss + more.detach().sum()) for step, more in steps),
+        result.plan,
     )
 
 

@@ -65,6 +65,11 @@ def _that_have(flag: str) -> str:
 
 def _check_layers(engine: ServingEngine, c: HeadConfig) -> None:
     who, layers = engine.title, c.feature_layers
+    if c.target_num_layers in layers:
+        raise TercelError(
+            f"{who} captures inputs of layers, but this head reads the last hidden state, after the final norm; train "
+            "one with other feature-layers"
+        )
     listed = ", ".join(map(str, layers))
     if engine.captures is not None and len(layers) != engine.captures:
         number = _WORDS[engine.captures]
