@@ -26,6 +26,7 @@ from tercel.interop.engines import ENGINES
 from tercel.interop.engines.limits import check_expressible
 from tercel.interop.formats.read import read_head
 from tercel.measure.acceptance import count_alpha
+from tercel.measure.expected_tau import expected_tau
 from tercel.methods import eagle
 from tercel.methods.eagle import EagleLesson
 from tercel.methods.static_tree import node_count
@@ -237,6 +238,12 @@ def test_a_copy_copies_no_target() -> None:
     copied = deepcopy(head)
     assert copied._output_layer is head._output_layer
     assert copied.fc.weight is not head.fc.weight
+
+
+def test_no_tau_is_foretold_from_another_methods_runs() -> None:
+    told = expected_tau(TrainConfig(method=HASS), 10_000, 10_000.0)
+    assert told.tau is None
+    assert told.told == "the runs that were measured are of eagle3, not of hass"
 
 
 def test_settings_of_another_method_are_refused() -> None:

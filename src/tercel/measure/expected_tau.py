@@ -18,7 +18,7 @@ from tercel.files import write_json
 from tercel.measure.intervals import Interval
 from tercel.measure.scaling import Point, choose
 from tercel.reading import read_json
-from tercel.train.config import TrainConfig
+from tercel.train.config import EAGLE3, TrainConfig
 
 SHIPPED = "scaling.json"
 BUDGET, DATA = "budget", "data"
@@ -85,6 +85,8 @@ def expected_tau(config: TrainConfig, supervised: int, seen: float, runs: Runs |
     runs = runs or shipped_runs()
     if config.start_from:
         return Expected(None, "the runs that were measured began with new heads, not with a trained one")
+    if config.method != EAGLE3:
+        return Expected(None, f"the runs that were measured are of {EAGLE3}, not of {config.method}")
     tau = predicted(runs, supervised, seen)
     largest = max(run.seen for run in runs.runs)
     told = [f"{len(runs.runs)} runs for {runs.target}, chains of {runs.ttt_steps} drafts, of {runs.made}"]
