@@ -76,7 +76,7 @@ def test_it_is_verified(tmp_path: Path, world: World, method: str, draws: bool) 
 
 def test_what_no_method_is_called(world: World) -> None:
     for draft, words in (
-        ("eagle", "there is no method eagle; did you mean eagle3?"),
+        ("eagel", "there is no method eagel; did you mean eagle?"),
         ("own_method:OTHER", "own_method:OTHER cannot be imported"),
         ("own_method:Again", "is no ProposerKind"),
     ):
@@ -92,6 +92,8 @@ def test_the_methods_are_listed_with_what_they_need(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in json.loads((tmp_path / "methods.json").read_text())["methods"]}
     assert set(rows) == {*KINDS, "transformers"}
     assert {name: row["needs"] for name, row in rows.items() if row["needs"]} == {
+        "eagle": ["HEAD"], "eagle2": ["HEAD"], "hass": ["HEAD"],
+        "medusa": ["HEAD"], "medusa-typical": ["HEAD"], "hydra": ["HEAD"],
         "eagle3": ["HEAD"], "eagle3-sampled-chain": ["HEAD"], "sps": ["--draft-model"]
     }  # fmt: skip
     assert all(row["drafts"] and name in listed.out for name, row in rows.items())
