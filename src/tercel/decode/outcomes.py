@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from tercel.decode.chances import Chances
-from tercel.decode.head_proposer import HeadProposer
-from tercel.decode.proposer import Proposer, innermost
+from tercel.decode.proposer import Proposer
 from tercel.draft import DraftHead
 from tercel.errors import TercelError
 from tercel.files import atomic_file, cache_dir, put_text
@@ -36,11 +35,10 @@ class Outcomes:
     @classmethod
     def of(cls, target: TargetModel, proposer: Proposer) -> Outcomes:
         """Those of a head's drafts for this target; of other drafts nothing is kept."""
-        drafting = innermost(proposer)
-        if not isinstance(drafting, HeadProposer):
+        if proposer.head is None:
             return cls(None)
         try:
-            name = hashlib.sha256(f"{target.fingerprint} {digest_of(drafting.head)}".encode()).hexdigest()[:24]
+            name = hashlib.sha256(f"{target.fingerprint} {digest_of(proposer.head)}".encode()).hexdigest()[:24]
             return cls(cache_dir() / "outcomes" / f"{name}.json")
         except TercelError:
             return cls(None)

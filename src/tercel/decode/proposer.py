@@ -14,6 +14,7 @@ from tercel.target_model.output import TargetOutput
 
 if TYPE_CHECKING:
     from tercel.decode.tree_policy import TreePolicy
+    from tercel.draft import DraftHead
 
 
 class Row(Protocol):
@@ -34,7 +35,8 @@ class Proposer(Protocol):
 
     name: what reports call it. feature_layers: which target layers it wants captured. max_nodes: the largest tree it
     proposes, root included, and what it has computed beside that. needs_tree: whether that is ever more than a chain.
-    lossy: how its drafts are verified, if not as everywhere: by a rule that changes the text.
+    lossy: how its drafts are verified, if not as everywhere: by a rule that changes the text. head: the trained one
+    that it drafts with, if it has one: how likely its drafts are is kept from run to run.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Proposer(Protocol):
     max_nodes: int
     needs_tree: bool = False
     lossy: LossyRule | None = None
+    head: DraftHead | None = None
 
     @property
     def memory(self) -> CacheMemory:
@@ -89,7 +92,7 @@ class PassingOn(Proposer):
         self.inner = inner
         self.name, self.feature_layers = inner.name, inner.feature_layers
         self.max_nodes, self.needs_tree = inner.max_nodes, inner.needs_tree
-        self.lossy = inner.lossy
+        self.lossy, self.head = inner.lossy, inner.head
 
     @property
     def memory(self) -> CacheMemory:

@@ -32,6 +32,8 @@ class PartsProposer(Proposer):
     No tree is deeper than the head has parts. A row's whole state is its newest hidden state.
     """
 
+    head: LastHiddenHead
+
     def __init__(
         self, draft: DraftModel, head: LastHiddenHead, target: TargetModel, shape: TreeShape | None = None
     ) -> None:
