@@ -98,5 +98,6 @@ def test_no_tree_is_larger_than_the_head_can_draft(kind: str) -> None:
         proposer = innermost(make_proposer(kind, target, head=draft, shape=shape, costs=StepCosts({1: {1: 1.0}})))
         assert isinstance(proposer, PartsProposer)
         assert proposer.shape.depth == most
+        assert proposer.head is draft.head  # what is learned of its drafts is kept with it
     whole = make_proposer(kind, target, head=draft, shape=TreeShape(2, 2, 60))
     assert whole.max_nodes == 7  # there are no more paths

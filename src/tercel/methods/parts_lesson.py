@@ -23,7 +23,7 @@ from tercel.train.config import Objective, TrainConfig
 from tercel.train.feature_store import FeatureStore
 from tercel.train.lesson import Lesson
 from tercel.train.losses import DraftLoss, draft_loss
-from tercel.train.ttt import Batch, Extent, RowGoals, StepLoss, TTTResult, row_goals
+from tercel.train.ttt import Batch, Extent, RowGoals, StepLoss, TTTResult, loss_of_steps, row_goals
 
 
 class PartsLesson(Lesson):
@@ -97,24 +97,17 @@ def parts_loss(
             read = torch.stack([batch.embeddings[token_in(rows, before)] for before in range(step + 1)], 1)
         said.append(head.output(step, batch.features[rows], read))
         goals.append(row_goals(batch, to_draft, objective, plan, step, whole))
-    if not said:
-        return TTTResult(torch.zeros((), dtype=torch.float32, device=batch.tokens.device), (), plan)
-    sizes = [len(rows) for rows in said]
-    if head.config.shared_output:  # at once, so that its gradient is summed in one place
-        together = RowGoals(*(torch.cat(parts) for parts in zip(*goals, strict=True)))
-        asked = None if every_draft else sizes[0]
-        losses = [_lost(torch.cat(said), head.output_layer(0).weight, batch, together, objective, asked)]
-    else:
-        losses = [
-            _lost(own, head.output_layer(step).weight, batch, goal, objective, None if every_draft or not step else 0)
-            for step, (own, goal) in enumerate(zip(said, goals, strict=True))
-        ]
-    parts = torch.cat([lost.parts for lost in losses]).split(sizes)
-    drafts = torch.cat([lost.drafts for lost in losses]).split(sizes)
-    steps = zip(parts, drafts, (goal.labels for goal in goals), strict=True)
+    if head.config.shared_output or not said:
+        weight = head.output_layer(0).weight
+        return loss_of_steps(said, goals, weight, batch, objective, plan, every_draft=every_draft)
+    losses = [
+        _lost(own, head.output_layer(step).weight, batch, goal, objective, None if every_draft or not step else 0)
+        for step, (own, goal) in enumerate(zip(said, goals, strict=True))
+    ]
+    right = [(lost.drafts == goal.labels) & (lost.drafts >= 0) for lost, goal in zip(losses, goals, strict=True)]
     return TTTResult(
         torch.stack([lost.loss for lost in losses]).sum(),
-        tuple(StepLoss(own.sum(), drafted, (drafted == label) & (drafted >= 0)) for own, drafted, label in steps),
+        tuple(StepLoss(lost.parts.sum(), lost.drafts, own) for lost, own in zip(losses, right, strict=True)),
         plan,
     )
 

@@ -44,6 +44,7 @@ class PartsProposer(Proposer):
         self.shape = TreeShape(children, min(wanted.depth, head.config.num_parts), wanted.nodes)
         self.max_nodes = node_count(self.shape)
         self.needs_tree = self.shape.top_k > 1
+        self.widest = max(self.shape.top_k, self.shape.nodes // 4 if self.needs_tree else 1)  # most nodes of a level
         self.ids = draft.vocabulary.ids.to(target.device)
         self.clock = PhaseClock(target.device)  # until a loop brings its own
         self.policy: TreePolicy | None = None
@@ -79,8 +80,7 @@ class PartsProposer(Proposer):
         device, shape = self.target.device, self.shape
         growth: Growth = Static(shape, len(rows), device)
         if self.policy is not None:
-            widest = shape.nodes // 4 if self.head.reads else shape.nodes - 1  # what is not read costs nothing more
-            growth = Sized(self.policy.step, shape, max(1, widest if self.needs_tree else 1), device)
+            growth = Sized(self.policy.step, shape, self.widest, device)
         hidden_BH = torch.stack(self._hidden)
         paths_BPD = torch.tensor([[[row.tokens[-1]]] for row in rows], device=device)
         for depth in range(1, shape.depth + 1):
