@@ -26,7 +26,7 @@ from tercel.errors import TercelError
 from tercel.files import write_json
 from tercel.stopping import stopped
 from tercel.target_model.backend_names import NONE
-from tercel.train.config import TrainConfig
+from tercel.train.config import EAGLE3, TrainConfig
 from tercel.train.trackers import TrackerName, find_tracker, tracked
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def command(
                 raise stopped(stop, f"stopped; {out} keeps the run; the same command resumes it") from None
         if ranks.rank == 0:
             progress.draw_curves()
-            print_summary(console, summary, target)
+            print_summary(console, summary, target, recipe.method)
 
 
 def _forecast(
@@ -202,7 +202,7 @@ def rendering_moment(
     return recorded or this_moment()
 
 
-def print_summary(console: PlainConsole, summary: TrainSummary, target: str) -> None:
+def print_summary(console: PlainConsole, summary: TrainSummary, target: str, method: str = EAGLE3) -> None:
     """What the run gave, where it lies, and what to do with it."""
     from tercel.train.run_folder import RunFolder
 
@@ -222,14 +222,16 @@ def print_summary(console: PlainConsole, summary: TrainSummary, target: str) -> 
     ]
     if folder.curves.is_file():
         lines.append(f"curves  {folder.curves}")
-    lines += ["", *next_commands(target, str(summary.out))]
+    lines += ["", *next_commands(target, str(summary.out), method)]
     for line in lines:
         console.print_line(line)
 
 
-def next_commands(target: str, head: str) -> Sequence[str]:
+def next_commands(target: str, head: str, method: str = EAGLE3) -> Sequence[str]:
+    drafting = () if method == EAGLE3 else ("--draft", method)
+    compared = () if method == EAGLE3 else ("--methods", f"vanilla,{method}")
     return (
-        tercel_command("generate", target, head, "--show", "--prompt", "Why is the sky blue?"),
-        tercel_command("bench", target, head),
-        tercel_command("verify", target, head),
+        tercel_command("generate", target, head, *drafting, "--show", "--prompt", "Why is the sky blue?"),
+        tercel_command("bench", target, head, *compared),
+        tercel_command("verify", target, head, *drafting),
     )
