@@ -139,10 +139,11 @@ def test_every_output_says_that_it_is_lossy(world: tuple[str, str], tmp_path: Pa
     assert [one["name"] for one in json.loads(out.read_text())["methods"] if one["lossy"]] == ["medusa-typical"]
 
 
-def test_no_training_data_is_made_with_it(world: tuple[str, str], tmp_path: Path) -> None:
+def test_it_neither_makes_training_data_nor_serves(world: tuple[str, str], tmp_path: Path) -> None:
     target, head = world
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"id": "q", "turns": ["the cat sat"]}\n', encoding="utf-8")
     done = run("data", "regenerate", str(prompts), "--target", target, "--head", head, "--draft", "medusa-typical",
                "--out", str(tmp_path / "answers.jsonl"))  # fmt: skip
-    refused(done, "--draft medusa-typical is lossy")
+    refused(done, "--draft medusa-typical is lossy", "the answers would not be the model's own")
+    refused(run("serve", target, head, "--draft", "medusa-typical"), "lossy", "what is served would not be")

@@ -250,6 +250,11 @@ class DraftOptions:
                 f"--draft-model is of no use to {', '.join(names)}; ask for {SPS}, which needs one, or leave it out"
             )
 
+    def require_lossless(self, what: str) -> None:
+        """For a verb that gives `what` on as the model's own. Raises `TercelError` for a method that changes text."""
+        if proposer_kind(self.method).lossy:
+            raise TercelError(f"--draft {self.method} is lossy, so {what} would not be the model's own; use another")
+
     def require_drafts(self) -> None:
         """For a verb that compares drafts with nothing. Raises `TercelError` for `--draft none`."""
         if self.method == VANILLA:

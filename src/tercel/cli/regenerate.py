@@ -20,7 +20,7 @@ from tercel.cli.models import open_proposer, open_sampling, open_target, say_not
 from tercel.cli.options import NOTHING, DecodingModelOptions, DraftOptions
 from tercel.cli.paths import user_name, user_path
 from tercel.cli.sampling_options import FollowConfig, Sample, Temperature
-from tercel.decode.proposers import EAGLE3, proposer_kind
+from tercel.decode.proposers import EAGLE3
 from tercel.errors import TercelError
 from tercel.files import require_free
 from tercel.heads import shipped
@@ -186,8 +186,7 @@ def _ask_target(
     from tercel.decode.generation_config import described
     from tercel.decode.responder import EngineResponder
 
-    if proposer_kind(draft.method).lossy:
-        raise TercelError(f"--draft {draft.method} is lossy, so the answers would not be the model's own; use another")
+    draft.require_lossless("the answers")
     loaded, seed, most = open_target(name, model), asked.params.seed or 0, asked.params.max_new_tokens
     if most >= loaded.context_length:
         raise TercelError(

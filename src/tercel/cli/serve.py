@@ -106,6 +106,7 @@ def command(
     Ctrl-C or SIGTERM lets answers end for some seconds, then cuts them. Servers for several machines or GPUs: `tercel
     serve-command`.
     """
+    draft.require_lossless("what is served")
     _require_extra()
     from tercel.serve.running import bound, serve
     from tercel.serve.settings import ServerSettings
