@@ -14,7 +14,7 @@ from torch import Tensor
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
-from tercel.decode.head_state import HeadState, HeadWindow, TorchHeadState
+from tercel.decode.head_state import AttendedState, HeadState, HeadWindow, TorchHeadState
 from tercel.decode.loop import DecodingLoop
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
@@ -135,13 +135,13 @@ def test_prompts_are_written_in_chunks_of_like_lengths(monkeypatch: pytest.Monke
     tokens = [[5 + (i * 7) % 90 for i in range(length + 1)] for length in lengths]
     layers = draft.head.config.feature_layers
     features = [[torch.randn(length, target.hidden_size) for _ in layers] for length in lengths]
-    state, shapes, extend = TorchHeadState(draft.head, target), [], HeadState.extend
+    state, shapes, extend = TorchHeadState(draft.head, target), [], AttendedState.extend
 
     def watched(self: HeadState, features: Any, entries: Any, rows: Any) -> Tensor:
         shapes.append([len(row) for row in entries])
         return extend(self, features, entries, rows)
 
-    monkeypatch.setattr(HeadState, "extend", watched)
+    monkeypatch.setattr(AttendedState, "extend", watched)
     state.cache.add_rows(len(lengths))
     outputs = state.fill(features, [row[1:] for row in tokens], range(len(lengths)))
     assert shapes == [[512], [512], [76], [500], [6, 8, 9], [40]]

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tercel.decode.head_state import HeadState, HeadWindow
-from tercel.draft import StepHead
+from tercel.decode.head_state import AttendedState, HeadWindow
+from tercel.draft import AttendingHead
 from tercel.draft.graph import HeadGraphs
 from tercel.target_model.openvino.cache import SlotCache
 from tercel.target_model.openvino.places import positions_of
@@ -26,11 +26,11 @@ from tercel.target_model.protocol import TargetModel
 FEW = (4, 16, 64)
 
 
-class GraphHeadState(HeadState):
+class GraphHeadState(AttendedState):
     """Drafted entries are kept beside the cache, until the first level of the next draft."""
 
     def __init__(
-        self, head: StepHead, target: TargetModel, graphs: HeadGraphs, window: HeadWindow | None = None
+        self, head: AttendingHead, target: TargetModel, graphs: HeadGraphs, window: HeadWindow | None = None
     ) -> None:
         super().__init__(head, target, window)
         self._graphs = graphs

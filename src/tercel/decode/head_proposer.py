@@ -12,7 +12,7 @@ from tercel.decode.head_state import HeadState, HeadWindow, TorchHeadState
 from tercel.decode.proposer import Proposer, Row
 from tercel.decode.tree_policy import TreePolicy
 from tercel.decode.types import Committed
-from tercel.draft import DraftModel, StepHead
+from tercel.draft import AttendingHead, DraftModel, StepHead
 from tercel.draft.alignment import head_position, token_in
 from tercel.draft.shape import PAPER, TreeShape
 from tercel.errors import TercelError
@@ -72,11 +72,12 @@ class HeadProposer(Proposer):
 
     def new_state(self) -> HeadState:
         """An empty one, computed by what computes the target."""
+        head = self.draft.head_as(AttendingHead)  # type: ignore[type-abstract]
         if self._graphs is None:
-            return TorchHeadState(self.head, self.target, self.window)
+            return TorchHeadState(head, self.target, self.window)
         from tercel.decode.graph_head_state import GraphHeadState
 
-        return GraphHeadState(self.head, self.target, self._graphs, self.window)
+        return GraphHeadState(head, self.target, self._graphs, self.window)
 
     @torch.no_grad()
     def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:
@@ -147,7 +148,7 @@ class HeadProposer(Proposer):
 
 def head_graphs(head: StepHead, target: TargetModel) -> HeadGraphs | None:
     """The head as graphs of the library that computes the target; None where that is torch, or cannot follow it."""
-    if target.backend != OPENVINO or head.dtype != target.dtype:
+    if target.backend != OPENVINO or head.dtype != target.dtype or not isinstance(head, AttendingHead):
         return None
     from tercel.draft.graph import HeadGraphs
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tercel.draft import StepHead
+from tercel.draft import AttendingHead, StepHead
 from tercel.draft.alignment import head_position, rope_position, token_in
 from tercel.target_model.attention import attend
 from tercel.target_model.cache import TargetCache
@@ -53,7 +53,7 @@ class EntryCache(RowCache, Protocol):
 
 
 class HeadState(ABC):
-    """The head's side of every row: its cache and its last output. What computes them is a subclass's matter.
+    """The head's side of every row: its cache and its last output. How a step is computed is a subclass's matter.
 
     output `[B, H]`: of each row's newest entry, which predicts the root's children. window: None for all entries.
     """
@@ -74,29 +74,12 @@ class HeadState(ABC):
         self.output = torch.cat([self.output, none]) if self.cache.lengths else none
         self.cache.add_rows(count)
 
+    @abstractmethod
     def extend(
         self, features: Sequence[Sequence[Tensor]], entries: Sequence[Sequence[int]], rows: Sequence[int] | None = None
     ) -> Tensor:
         """Write entries of committed tokens into `rows` (all, if left out): a row's true features `[t, Ht]` a layer,
-        and the `t` tokens after them. Returns the output `[B, H]` of each row's last.
-
-        Only that last entry needs a query: the others are never drafted from.
-        """
-        length, device = max(map(len, entries)), self.target.device
-        packed = to_device([[len(row), *row, *[0] * (length - len(row))] for row in entries], device)
-        last, tokens = packed[:, :1] - 1, packed[:, 1:]
-        padded = pad_sequence([torch.cat(tuple(own), -1) for own in features], batch_first=True)
-        block = torch.arange(length, device=device)
-        written = self._positions(rows)[:, None] + block  # [B, T], the entries' rows
-        positions = self._known(head_position(token_in(written, 0)))
-        hidden = self._fuse(padded)
-        output = self._write(self.embed(tokens), hidden, positions, (block <= last)[:, None], last, rows)
-        self.cache.keep([range(len(row)) for row in entries])
-        if self.window is not None:
-            for place in range(len(self.cache.lengths)) if rows is None else rows:
-                if excess := self.window.excess(self.cache.lengths[place]):
-                    self.cache.forget(place, self.window.first, excess)
-        return output[:, 0]
+        and the `t` tokens after them. Returns the output `[B, H]` of each row's last."""
 
     def fill(
         self, features: Sequence[Sequence[Tensor]], entries: Sequence[Sequence[int]], rows: Sequence[int]
@@ -116,15 +99,11 @@ class HeadState(ABC):
                 place += count
         return torch.cat(outputs)
 
+    @abstractmethod
     def draft_level(self, tokens: Tensor, hidden: Tensor, ancestors: Tensor, depth: int) -> Tensor:
         """Entries for drafted nodes `[B, K]` at `depth`, `hidden` `[B, K, H]` from their parents, `ancestors` bool
         `[B, K, D]`: which of all nodes drafted so far each sees, this level's the last. Returns their outputs
         `[B, K, H]`."""
-        rows, width = tokens.shape
-        newest = self._positions(None) - 1  # the row that drafts, whose step `depth` this is
-        positions = self._known(rope_position(newest, depth))[:, None].expand(-1, width)
-        every = torch.arange(width, device=tokens.device).expand(rows, -1)
-        return self._write(self.embed(tokens), hidden, positions, ancestors, every, None)
 
     def best(self, output: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """What is likeliest after outputs `[.., H]`, `count` drafts or as many as there are, the likeliest first:
@@ -135,17 +114,68 @@ class HeadState(ABC):
         """Entries past the head's last position keep that one: nothing is drafted from them."""
         return positions.clamp(max=self.positions - 1)
 
+    def _written_at(self, rows: Sequence[int] | None, block: Tensor) -> Tensor:
+        """Positions `[B, T]` of the next entries of `rows`, of which `block` `[T]` counts."""
+        written = self._positions(rows)[:, None] + block  # the entries' rows
+        return self._known(head_position(token_in(written, 0)))
+
+    def _drafted_at(self, depth: int) -> Tensor:
+        """The position `[B]` of entries drafted at `depth`."""
+        newest = self._positions(None) - 1  # the row that drafts, whose step `depth` this is
+        return self._known(rope_position(newest, depth))
+
+    def _packed(
+        self, features: Sequence[Sequence[Tensor]], entries: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Features `[B, T, n*Ht]` and tokens `[B, T]` of rows as long as the longest, and where each ends, `[B, 1]`."""
+        length = max(map(len, entries))
+        packed = to_device([[len(row), *row, *[0] * (length - len(row))] for row in entries], self.target.device)
+        padded = pad_sequence([torch.cat(tuple(own), -1) for own in features], batch_first=True)
+        return padded, packed[:, 1:], packed[:, :1] - 1
+
+    def _keep(self, entries: Sequence[Sequence[int]], rows: Sequence[int] | None) -> None:
+        """Make the entries just written permanent, and forget what the window leaves out."""
+        self.cache.keep([range(len(row)) for row in entries])
+        if self.window is not None:
+            for place in range(len(self.cache.lengths)) if rows is None else rows:
+                if excess := self.window.excess(self.cache.lengths[place]):
+                    self.cache.forget(place, self.window.first, excess)
+
     @abstractmethod
     def _positions(self, rows: Sequence[int] | None) -> Tensor:
         """Of the next entry of each of `rows`, or of all, long `[B]`: how many were committed, forgotten ones too."""
 
     @abstractmethod
-    def _fuse(self, features: Tensor) -> Tensor:
-        """`StepHead.fuse`."""
-
-    @abstractmethod
     def _logits(self, output: Tensor) -> Tensor:
         """`StepHead.logits`, in float32."""
+
+
+class AttendedState(HeadState):
+    """Of a head whose one attention is computed here, between `project` and `finish`; by what, a subclass knows."""
+
+    head: AttendingHead
+
+    def extend(
+        self, features: Sequence[Sequence[Tensor]], entries: Sequence[Sequence[int]], rows: Sequence[int] | None = None
+    ) -> Tensor:
+        """As it says there. Only the last entry of each row needs a query: the others are never drafted from."""
+        padded, tokens, last = self._packed(features, entries)
+        block = torch.arange(tokens.shape[1], device=tokens.device)
+        positions, hidden = self._written_at(rows, block), self._fuse(padded)
+        output = self._write(self.embed(tokens), hidden, positions, (block <= last)[:, None], last, rows)
+        self._keep(entries, rows)
+        return output[:, 0]
+
+    def draft_level(self, tokens: Tensor, hidden: Tensor, ancestors: Tensor, depth: int) -> Tensor:
+        """As it says there."""
+        rows, width = tokens.shape
+        positions = self._drafted_at(depth)[:, None].expand(-1, width)
+        every = torch.arange(width, device=tokens.device).expand(rows, -1)
+        return self._write(self.embed(tokens), hidden, positions, ancestors, every, None)
+
+    @abstractmethod
+    def _fuse(self, features: Tensor) -> Tensor:
+        """`StepHead.fuse`."""
 
     @abstractmethod
     def _write(
@@ -164,10 +194,10 @@ class HeadState(ABC):
         """
 
 
-class TorchHeadState(HeadState):
+class TorchHeadState(AttendedState):
     """Computed by the head's own modules."""
 
-    def __init__(self, head: StepHead, target: TargetModel, window: HeadWindow | None = None) -> None:
+    def __init__(self, head: AttendingHead, target: TargetModel, window: HeadWindow | None = None) -> None:
         super().__init__(head, target, window)
         self.cache: TargetCache = TargetCache(0, 0)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tercel.draft.config import HeadConfig
-from tercel.draft.head import HeadWork, StepHead
+from tercel.draft.head import AttendingHead, HeadWork
 from tercel.draft.layers import MLP, Projected, RMSNorm, Rotary, rotate
 from tercel.errors import TercelError
 
@@ -82,7 +82,7 @@ class _Borrowed:
         return self
 
 
-class Eagle1Head(StepHead):
+class Eagle1Head(AttendingHead):
     """The same steps as those of EAGLE-3; there is nothing to fuse, and the output layer is the target's."""
 
     title = "EAGLE-1 or EAGLE-2"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tercel.draft.config import FLAGS, HeadConfig, engine_default_layers
-from tercel.draft.head import HeadWork, StepHead
+from tercel.draft.head import AttendingHead, HeadWork
 from tercel.draft.layers import MLP, Projected, RMSNorm, Rotary, rotate
 from tercel.errors import TercelError
 
@@ -47,7 +47,7 @@ class MidLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
 
-class Eagle3Head(StepHead):
+class Eagle3Head(AttendingHead):
     """The head of spec section 2."""
 
     title = "EAGLE-3"

@@ -110,11 +110,8 @@ class DraftHead(nn.Module, ABC):
 
 
 class StepHead(DraftHead):
-    """A head that drafts step by step: one step is `project` → (attention) → `finish` → `logits`, and `feedback` makes
-    the next step's hidden of its output; `fuse` makes the first.
-
-    The module computes; who attends to what is the caller's: training-time test and the draft tree bring their own
-    attention between `project` and `finish`.
+    """A head that drafts step by step: `fuse` makes the hidden of the first step, `logits` tell what its output drafts,
+    and `feedback` makes the next step's hidden of it. How a step is computed is a subclass's matter, and its state's.
     """
 
     title = "a kind that drafts step by step"
@@ -124,17 +121,27 @@ class StepHead(DraftHead):
         """`[.., n*Ht]` (captured layers, low to high) to the hidden of step 0, `[.., H]`."""
 
     @abstractmethod
-    def project(self, embedding: Tensor, hidden: Tensor, positions: Tensor) -> Projected:
-        """embedding, hidden: `[.., H]`; positions: `[..]` (spec section 3)."""
-
-    @abstractmethod
-    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """residual `[.., H]` (of `project`), attended `[.., q*D]` to the step's output `[.., H]`."""
-
-    @abstractmethod
     def feedback(self, output: Tensor) -> Tensor:
         """What the next step takes as its hidden, `[.., H]`."""
 
     @abstractmethod
     def logits(self, output: Tensor) -> Tensor:
         """`[.., H]` to `[.., W]`. Raises `TercelError` for a head that borrows its output layer and has none yet."""
+
+
+class AttendingHead(StepHead):
+    """One whose step is `project` → (attention) → `finish`.
+
+    The module computes; who attends to what is the caller's: training-time test and the draft tree bring their own
+    attention between the two.
+    """
+
+    title = "EAGLE"
+
+    @abstractmethod
+    def project(self, embedding: Tensor, hidden: Tensor, positions: Tensor) -> Projected:
+        """embedding, hidden: `[.., H]`; positions: `[..]` (spec section 3)."""
+
+    @abstractmethod
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """residual `[.., H]` (of `project`), attended `[.., q*D]` to the step's output `[.., H]`."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tercel.draft.alignment import RowPlan, imitated, plan_rows, predicted, rope_position, token_in
 from tercel.draft.eagle3 import Eagle3Head
-from tercel.draft.head import StepHead
+from tercel.draft.head import AttendingHead
 from tercel.train.attention import segments, ttt_attention
 from tercel.train.config import Objective
 from tercel.train.losses import Teacher, draft_loss, feature_distance
@@ -133,7 +133,7 @@ def training_time_test(
     return with_more(result, far)
 
 
-def roll_out(head: StepHead, batch: Batch, plan: RowPlan, *, cut: bool = False) -> Iterator[Tensor]:
+def roll_out(head: AttendingHead, batch: Batch, plan: RowPlan, *, cut: bool = False) -> Iterator[Tensor]:
     """The head's outputs `[R_s, H]` over the rows of each of `plan`'s steps, as long as there are any.
 
     cut: a step's output is only a number to the next one, through which no gradient flows.
