@@ -18,6 +18,7 @@ from tercel.decode.proposers import (
     HYDRA,
     LOOKAHEAD,
     MEDUSA,
+    MTP,
     ORACLE,
     PLD,
     SPS,
@@ -33,8 +34,9 @@ from tercel.target_model.capabilities import TreeSupport
 from tercel.target_model.model import Target
 from tests.decode.drafts import tiny_target
 from tests.methods.heads import random_head_of
+from tests.methods.mtp_worlds import random_mtp
 
-METHODS = (PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE, EAGLE, EAGLE2, MEDUSA, HYDRA)
+METHODS = (PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE, EAGLE, EAGLE2, MEDUSA, HYDRA, MTP)
 CHAIN, TREE = TreeShape.chain(4), TreeShape(3, 4, 9)
 # the second has a window of 8 tokens
 WAYS = (("llama", None, 2), ("gemma3", TREE, 3), ("gpt_neox", CHAIN, 1), ("mixtral", TREE, 2))
@@ -62,7 +64,7 @@ def asked(params: SamplingParams) -> list[Request]:
 
 def make(name: str, target: Target, shape: TreeShape | None) -> Proposer:
     """Without a shape, one whose drafts are cut to what pays."""
-    head = random_head_of(name, target)
+    head = random_mtp(target) if name == MTP else random_head_of(name, target)
     return make_proposer(name, target, head=head, model=second_model(), shape=shape, costs=CHEAP)
 
 

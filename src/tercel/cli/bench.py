@@ -115,7 +115,9 @@ def command(
     asked = parse_tasks(tasks, tuple(data_dir or ()))
     loaded = open_target(target, model)
     params = open_sampling(wanted, loaded)
-    drafting = n_alpha > 0 or any("head" in proposer_kind(name).needs for name in names if name != TRANSFORMERS)
+    drafting = n_alpha > 0 or any(
+        proposer_kind(name).takes_head(head is not None) for name in names if name != TRANSFORMERS
+    )
     draft_model = open_head(head, loaded, draft) if drafting else None
     if record and draft_model is not None:
         require_recordable(draft_model)

@@ -82,7 +82,7 @@ def open_proposer(head: str | None, target: Target, options: DraftOptions, slots
     from tercel.decode.proposers import proposer_kind
 
     options.require_use_of_model(options.method)
-    needed = "head" in proposer_kind(options.method).needs
+    needed = proposer_kind(options.method).takes_head(head is not None)
     draft = open_head(head, target, options) if needed else None
     return ready_proposer(options.method, target, draft, options, slots, open_draft_model(target, options))
 

@@ -25,6 +25,7 @@ VANILLA, EAGLE3, SAMPLED_CHAIN = "vanilla", "eagle3", "eagle3-sampled-chain"
 PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE = "pld", "suffix", "lookahead", "sps", "oracle"
 EAGLE, EAGLE2, HASS = "eagle", "eagle2", "hass"
 MEDUSA, MEDUSA_TYPICAL, HYDRA = "medusa", "medusa-typical", "hydra"
+MTP = "mtp"
 
 # where each kind stands: imported when it is needed, since names are asked for before torch is there
 KINDS: dict[str, str] = {
@@ -42,6 +43,7 @@ KINDS: dict[str, str] = {
     MEDUSA_TYPICAL: "tercel.methods.medusa:TYPICAL",
     HYDRA: "tercel.methods.hydra:KIND",
     ORACLE: "tercel.decode.oracle:KIND",
+    MTP: "tercel.methods.mtp.proposer:KIND",
 }
 OnPiece = Callable[[int, int], None]
 _PARTS = {
@@ -64,10 +66,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class ProposerKind:
-    """How proposers of a kind are made. needs: the parts that `make` cannot do without. draws: whether drafts are drawn
-    at random, so that sampled text has the target's distribution but is not the text of the same seed without drafts.
-    lossy: whether drafts are verified by a rule that changes the text (`Proposer.lossy`), which every output then says.
-    about: what drafts, in a few words.
+    """How proposers of a kind are made. needs: the parts that `make` cannot do without; may: those that it takes where
+    they are given. draws: whether drafts are drawn at random, so that sampled text has the target's distribution but is
+    not the text of the same seed without drafts. lossy: whether drafts are verified by a rule that changes the text
+    (`Proposer.lossy`), which every output then says. about: what drafts, in a few words.
     """
 
     make: Callable[[Parts], Proposer]
@@ -75,6 +77,11 @@ class ProposerKind:
     draws: bool = False
     lossy: bool = False
     about: str = ""
+    may: tuple[Literal["head"], ...] = ()
+
+    def takes_head(self, given: bool) -> bool:
+        """Whether a head has to be opened for it, if one is `given` or if none is."""
+        return "head" in self.needs or (given and "head" in self.may)
 
 
 def check_known(name: str, also: tuple[str, ...] = ()) -> None:

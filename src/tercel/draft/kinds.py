@@ -16,6 +16,7 @@ KINDS: dict[str, str] = {
     "eagle1": "tercel.draft.eagle1:Eagle1Head",
     "medusa": "tercel.methods.medusa:MedusaHead",
     "hydra": "tercel.methods.hydra:HydraHead",
+    "mtp": "tercel.methods.mtp.module:MtpHead",
 }
 
 
