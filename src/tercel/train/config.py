@@ -26,6 +26,7 @@ METHODS: dict[str, str] = {
     "hass": "tercel.methods.eagle:HassLesson",
     "medusa": "tercel.methods.medusa:MedusaLesson",
     "hydra": "tercel.methods.hydra:HydraLesson",
+    "mtp": "tercel.methods.mtp.lesson:MtpLesson",
 }
 PARTS = ("medusa", "hydra")  # those whose heads have a part for each step
 
