@@ -29,12 +29,16 @@ class Flight:
         self._last = [self._began] * len(job.requests)
 
     async def __aenter__(self) -> Flight:
-        """Raises `ApiError` if the scheduler does not take the job."""
+        """Raises `ApiError` if the scheduler does not take the job, or not in time."""
         loop = asyncio.get_running_loop()
         deliver = [partial(self._deliver, loop, number) for number in range(len(self._job.requests))]
         entering = asyncio.wrap_future(self._scheduler.submit(self._job.requests, deliver, self._job.draft))
         try:
-            self._seats = dict(enumerate(await asyncio.shield(entering)))
+            async with asyncio.timeout(self._left):
+                self._seats = dict(enumerate(await asyncio.shield(entering)))
+        except TimeoutError:
+            entering.add_done_callback(self._give_back)
+            raise timed_out(self._seconds) from None
         except asyncio.CancelledError:  # the client has gone meanwhile
             entering.add_done_callback(self._give_back)
             raise
@@ -53,7 +57,7 @@ class Flight:
         """
         while self._seats:
             try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._left):
+                async with asyncio.timeout(self._left):
                     number, news = await self._news.get()
             except TimeoutError:
                 raise timed_out(self._seconds) from None

@@ -82,8 +82,8 @@ class Scheduler:
     @property
     def load(self) -> tuple[int, int]:
         """Requests that are decoded, and requests that wait for a slot."""
-        waiting = sum(lane.loop.waiting for lane in self._lanes)
-        return sum(lane.loop.pending for lane in self._lanes) - waiting, waiting
+        running = sum(lane.loop.pending - lane.loop.waiting for lane in self._lanes)
+        return running, max(0, self._taken - running)
 
     # -- called by whoever serves
 
