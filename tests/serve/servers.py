@@ -26,10 +26,10 @@ class Running:
     parts: Any
 
     def openai(self, key: str = "none") -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=600)
 
     def http(self, **more: Any) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=60, **more)
+        return httpx2.Client(base_url=self.url, **{"timeout": 600, **more})
 
 
 @contextmanager
@@ -41,11 +41,11 @@ def serving(target: TargetModel, proposer: Proposer, **settings: Any) -> Iterato
     thread = threading.Thread(target=lambda: asyncio.run(running.serve([taken])), daemon=True)
     thread.start()
     try:
-        assert ready.wait(60)
+        assert ready.wait(600)
         yield Running(address_of(taken), running)
     finally:
         running.handle_exit(0, None)
-        thread.join(60)
+        thread.join(600)
         running.scheduler.stop()
         taken.close()
         assert not thread.is_alive()
