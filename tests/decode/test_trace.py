@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tercel.decode import loop as loop_module
+from tercel.decode import trace as trace_module
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.eagle3 import Eagle3
 from tercel.decode.engine import Engine
@@ -179,3 +180,16 @@ def test_whoever_asks_for_no_record_pays_for_none(target: Target, monkeypatch: p
     for name in ("trace_rows", "trace_first"):
         monkeypatch.setattr(loop_module, name, None)
     events_of(target, proposers(target)["pld"], GREEDY, traced=False)
+
+
+def test_a_record_that_cannot_be_made_leaves_the_answer_as_it_is(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*of: object) -> StepTrace:
+        raise RuntimeError("a constraint that contradicts itself")
+
+    truth = events_of(target, proposers(target)["pld"], GREEDY, traced=False)
+    monkeypatch.setattr(trace_module, "trace_step", fails)
+    told = events_of(target, proposers(target)["pld"], GREEDY, traced=True)
+    assert [event.emission for row in told for event in row] == [event.emission for row in truth for event in row]
+    assert {event.trace for row in told for event in row} == {None}

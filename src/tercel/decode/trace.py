@@ -95,20 +95,26 @@ class Traced(Protocol):
 def trace_rows(
     rows: Sequence[Traced], proposals: Sequence[Proposal], logits: Tensor, verdicts: Sequence[Verdict | Exception]
 ) -> list[StepTrace | None]:
-    """The records of a step, logits `[B, N, V]`; None for a row that failed, or that asks for none."""
+    """The records of a step, logits `[B, N, V]`; None for a row that failed, that asks for none, or of which none can
+    be made."""
     return [
         None
         if isinstance(verdict, Exception) or not row.traced
-        else trace_step(proposal, scores[: len(proposal.tree)], verdict, row.params, row.history, row.stream)
+        else _record(row, proposal, scores[: len(proposal.tree)], verdict)
         for row, proposal, scores, verdict in zip(rows, proposals, logits, verdicts, strict=True)
     ]
 
 
-def trace_first(request: Traced, logits: Tensor, token: int) -> StepTrace:
+def trace_first(request: Traced, logits: Tensor, token: int) -> StepTrace | None:
     """The record of the token that the target chose behind the prompt. logits: [V]."""
-    root = Proposal(DraftTree.root_only(request.tokens[-1]))
-    verdict = Verdict((), (), token)
-    return trace_step(root, logits[None], verdict, request.params, request.history, request.stream)
+    return _record(request, Proposal(DraftTree.root_only(request.tokens[-1])), logits[None], Verdict((), (), token))
+
+
+def _record(row: Traced, proposal: Proposal, logits: Tensor, verdict: Verdict) -> StepTrace | None:
+    try:
+        return trace_step(proposal, logits, verdict, row.params, row.history, row.stream)
+    except Exception:  # of a constraint, whoever wrote it, that does not say the same again: the answer goes on
+        return None
 
 
 def trace_step(
