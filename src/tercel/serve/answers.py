@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,8 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from tercel.chat.tokenizing import detokenize
 from tercel.decode.logprobs import TokenLogprob
-from tercel.decode.streaming import TextStream
 from tercel.decode.types import Event, GenerationResult
+from tercel.explain.page import step_html
+from tercel.explain.steps import Narrator
 from tercel.serve.asked import Job
 from tercel.serve.schema import Asking, ChatRequest, CompletionRequest
 from tercel.serve.tokens import TokenTexts
@@ -24,10 +24,10 @@ Json = dict[str, Any]
 
 @dataclass
 class _Choice:
-    """One answer so far. sent: characters of its text that a stream has had. stream: of its tokens one by one, for
-    whoever wants to see which were drafted."""
+    """One answer so far. sent: characters of its text that a stream has had. narrator: tells its steps, where somebody
+    wants to see them."""
 
-    stream: TextStream | None
+    narrator: Narrator | None
     text: str = ""
     sent: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -47,8 +47,7 @@ class Writer:
     def __init__(self, asked: Asking, job: Job, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
         self.asked, self.job, self.tokenizer, self.texts = asked, job, tokenizer, TokenTexts(tokenizer)
         self._head = {"id": self.prefix + secrets.token_hex(12), "created": int(time.time()), "model": model}
-        wants = asked.stream and asked.trace
-        self._choices = [_Choice(TextStream(tokenizer, r.params.stop) if wants else None) for r in job.requests]
+        self._choices = [_Choice(Narrator(tokenizer, r.params.stop) if r.traced else None) for r in job.requests]
 
     def take(self, number: int, event: Event) -> list[Json]:
         """Note what became known of an answer; the chunks of a stream that tell it."""
@@ -103,8 +102,9 @@ class Writer:
     def _seen(self, choice: _Choice, event: Event) -> Json:
         """What a client may ask for beside a piece of text."""
         more: Json = {"token_ids": list(event.emission.tokens)} if self.asked.return_token_ids else {}
-        if choice.stream is not None:
-            more["trace"] = _step(choice.stream, event)
+        step = None if choice.narrator is None else choice.narrator.of(event)
+        if step is not None:
+            more["trace"] = {**step.to_json(), "html": step_html(step)}
         return more
 
     def _length(self, choice: _Choice) -> int:
@@ -229,14 +229,3 @@ def writer_of(asked: Asking, job: Job, model: str, tokenizer: PreTrainedTokenize
 def _reason(choice: _Choice) -> str:
     assert choice.result is not None
     return "tool_calls" if choice.calls else choice.result.finish_reason
-
-
-def _step(stream: TextStream, event: Event) -> Mapping[str, Any]:
-    """A step as a page shows it: the text of each token with whether it was drafted, and how many were verified."""
-    pieces = []
-    for number, token in enumerate(event.emission.tokens):
-        text = "" if stream.stopped else stream.push(token)
-        pieces.append({"token": token, "text": text, "drafted": number < event.drafted})
-    if event.result is not None and pieces:
-        pieces[-1]["text"] = f"{pieces[-1]['text']}{stream.finish()}"
-    return {"tokens": pieces, "nodes": event.nodes}

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from tercel import explain
 from tercel.reading import UnreadableError, parse_json
 from tercel.serve.answers import Writer, writer_of
 from tercel.serve.asked import Job, Reader
@@ -35,7 +36,8 @@ BODY = 8 << 20  # bytes: the ids of a long context, or the text of a book
 BODY_SECONDS = 60.0  # in which it has to come
 SLOW_SECONDS = 60.0  # that a client may take to make room for the next piece of a stream
 _DONE = ServerSentEvent(data="[DONE]")
-_PAGE = Path(__file__).with_name("page")  # its files, by name; none, and there is no page
+_PAGE = Path(__file__).with_name("page")  # its files, by name
+_LOOKS = [Path(explain.__file__).with_name("static") / name for name in ("look.css", "tree.css")]  # of steps
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -59,7 +61,10 @@ class Server:
             "/health": self._health,
             "/metrics": self._counters,
         }
-        files = {"/" if file.name == "index.html" else f"/{file.name}": _file(file) for file in _page_files()}
+        files = {
+            "/" if file.name == "index.html" else f"/{file.name}": _file(file)
+            for file in (*sorted(_PAGE.iterdir()), *_LOOKS)
+        }
         return Starlette(
             routes=[
                 *(Route(path, answer, methods=["POST"]) for path, answer in answers.items()),
@@ -187,10 +192,6 @@ async def _left(request: Request) -> None:
     """Returns when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _page_files() -> list[Path]:
-    return [file for file in sorted(_PAGE.glob("*")) if file.suffix in _KINDS] if _PAGE.is_dir() else []
 
 
 def _file(file: Path) -> Callable[[Request], Awaitable[Response]]:

@@ -98,7 +98,8 @@ class Reader:
             params = self._params(asked, most or self._target.context_length - len(prompt))
             for number in range(count):
                 seed = None if params.seed is None else (params.seed + number) % (1 << 64)
-                requests.append(replace(like, prompt=prompt, params=replace(params, seed=seed)))
+                own = replace(params, seed=seed)
+                requests.append(replace(like, prompt=prompt, params=own, traced=bool(asked.stream and asked.trace)))
         return Job(tuple(prompts), tuple(requests), asked.draft is not False)
 
     def _check(self, prompt: tuple[int, ...]) -> None:

@@ -52,7 +52,7 @@ class NamedTool(_Part):
 class Asking(_Part):
     """What both kinds of requests have. Beyond OpenAI's: min_p, top_k, repetition_penalty, min_tokens, stop_token_ids,
     ignore_eos, return_token_ids (vLLM's), and draft: false decodes token by token, without drafts; trace: true adds to
-    every piece of a stream what its step drafted and verified."""
+    every piece of a stream the record of its step, and that as HTML (docs/explain.md)."""
 
     model: str | None = None
     n: int | None = Field(None, ge=1)
