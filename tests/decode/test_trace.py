@@ -19,6 +19,7 @@ from tercel.decode.sampled_chain import SampledChain
 from tercel.decode.sampling import RandomStream, SamplingParams
 from tercel.decode.trace import StepTrace, trace_step
 from tercel.decode.types import Event, Proposal, Request
+from tercel.decode.typical import Typical
 from tercel.decode.verify import verify, verify_sampled_drafts
 from tercel.draft.shape import TreeShape
 from tercel.target_model.model import Target
@@ -193,3 +194,16 @@ def test_a_record_that_cannot_be_made_leaves_the_answer_as_it_is(
     told = events_of(target, proposers(target)["pld"], GREEDY, traced=True)
     assert [event.emission for row in told for event in row] == [event.emission for row in truth for event in row]
     assert {event.trace for row in told for event in row} == {None}
+
+
+def test_a_lossy_rule_is_told_from_the_targets_choice(target: Target) -> None:
+    """Where it lets a token pass that the target would not have drawn, no number is said to have drawn it."""
+    proposer = proposers(target)["oracle"]
+    proposer.lossy = Typical(epsilon=1e-9, delta=1e-9)
+    told = [event.trace for row in events_of(target, proposer, SAMPLED, traced=True) for event in row]
+    choices = [choice for trace in told if trace is not None for choice in trace.choices]
+    assert {choice.lossy for choice in choices} == {True, False}
+    for choice in choices:
+        assert choice.lossy == (choice.uniform is None)
+    for trace in filter(None, told):
+        assert not trace.choices[-1].lossy

@@ -68,12 +68,14 @@ def command(
     from tercel.explain.page import page
     from tercel.explain.words import LEGEND, total
 
+    rule = proposer.lossy
     facts = {
         "tercel": version("tercel"),
         "target": target,
         **({} if head is None else {"head": head}),
         "method": draft.method,
         "tree": draft.tree,
+        **({} if rule is None else {"lossy": rule.title}),
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "backend": loaded.backend,
         "sampling": sampling_facts(params),
@@ -88,7 +90,7 @@ def command(
     for step in explanation.steps:
         print_step(console, step)
     console.print_line(LEGEND, "dim")
-    console.print_line(total(explanation), "bold")
+    console.print_line(total(explanation) + ("" if rule is None else f"; lossy: {rule.title}"), "bold")
     if html is not None and html not in STANDARD_OUTPUT:
         console.print_line(f"page  {html}")
     say_notes(proposer)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tercel.decode.draft_tree import DraftTree
 from tercel.decode.history import TokenHistory
-from tercel.decode.sampling import RandomStream, SamplingParams, processed_logits, target_distribution
+from tercel.decode.sampling import RandomStream, SamplingParams, processed_logits, sample, target_distribution
 from tercel.decode.types import Proposal
 from tercel.decode.verify import Trial, Verdict, try_children
 
@@ -47,6 +47,7 @@ class Choice:
     of, at temperature 1. likeliest: the most probable tokens with theirs. trials: of drafts that were drawn. uniform:
     the number in [0, 1) that picked the token, and span: the part of [0, 1) that stands for the token, in what the
     trials left of the distribution; None where nothing was drawn: at temperature 0, and where a trial was accepted.
+    lossy: whether the target would have drawn another token, which a rule of the method's own let pass.
     """
 
     node: int
@@ -56,6 +57,7 @@ class Choice:
     trials: tuple[Trial, ...] = ()
     uniform: float | None = None
     span: tuple[float, float] | None = None
+    lossy: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,9 +168,11 @@ def _choice(
         trials, left = try_children(proposal.tree, node, left, proposal.distributions, stream, history.position)
     if params.greedy or (trials and trials[-1].accepted):
         return replace(choice, trials=tuple(trials))
+    uniform = stream.uniform(history.position)
+    if sample(left, uniform) != token:
+        return replace(choice, trials=tuple(trials), lossy=True)
     ends = left.cumsum(0) / left.sum()
     span = (float(ends[token - 1]) if token else 0.0, float(ends[token]))
-    uniform = stream.uniform(history.position)
     return replace(choice, trials=tuple(trials), uniform=uniform, span=span)
 
 

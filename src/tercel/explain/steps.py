@@ -96,6 +96,7 @@ class Step:
             "likeliest": [{"token": token, "text": name, "probability": p} for (token, p), name in likeliest],
             "uniform": choice.uniform,
             "span": None if choice.span is None else list(choice.span),
+            "lossy": choice.lossy,
             "trials": [
                 {
                     "node": trial.child,

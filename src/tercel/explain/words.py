@@ -57,6 +57,8 @@ def told(step: Step, place: int) -> str:
         came = "where nothing was drafted"
     sentences = [f"Behind {behind} the target took {taken} (p {choice.probability:.3f}), {came}."]
     sentences += [_trial(step, trial, again=place > 0) for place, trial in enumerate(choice.trials)]
+    if choice.lossy:
+        sentences.append("The target would have drawn another: the method's own rule, which is lossy, let it pass.")
     if choice.uniform is not None:
         sentences.append(_drawn(choice, taken))
     return " ".join(sentences)
