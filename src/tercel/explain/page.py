@@ -142,7 +142,7 @@ def _choice(step: Step, place: int) -> Element:
         marks = " taken" * (token == choice.token) + " drafted" * (token in drafted)
         bar = element("svg", element("rect", width=100 * p, height=6), class_="bar", viewBox="0 0 100 6",
                       preserveAspectRatio="none", aria_hidden="true")  # fmt: skip
-        note = " ".join(word for word in ("← taken" * (token == choice.token), "drafted" * (token in drafted)) if word)
+        note = ", ".join(word for word in ("← taken" * (token == choice.token), "drafted" * (token in drafted)) if word)
         bars.append(
             element(
                 "li",
