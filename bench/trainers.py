@@ -1,12 +1,16 @@
-"""One trainer's optimizer steps, asked for line by line: what `training.py` starts in each trainer's own environment.
+"""One trainer's optimizer steps, asked for line by line: what `training.py` and `heads.py` start in each trainer's own
+environment.
 
-    {"trainer": "tercel", "dtype": "bfloat16", "length": 512, …}  → {"version": …, "settings": {…}}
-    {}                                                           → {"seconds": 1.2, "loss": 9.1}
+    {"trainer": "specforge", "dtype": "bfloat16", "threads": 2, "steps": 7, …}  → {"version": …, "settings": {…}}
+    {}                                → {"seconds": 1.2, "loss": 9.1}   a step, always on the same made-up sequence
+    {"batch": FILE}                  → the same on a micro-batch (`given.py`)
+    {"save": FILE}, {"load": FILE}    → {}   weights, optimizer and schedule
+    {"head": FOLDER}                  → {}   the head as its makers publish it
 
-All have the same work: one sequence of random tokens, all of them supervised; its features, its last hidden states and
-the target's embeddings and output layer are given; teacher, `S` steps, gradients clipped, AdamW. Each works as its
-makers mean it to, but for what needs a GPU: SpecForge's fused loss is plain PyTorch here, speculators attends and loses
-"eager". Neither peer keeps float32 weights beside lower ones here, which is to their advantage.
+All have the same work: features, last hidden states, embeddings and output layer of the target are given; the teacher's
+distributions, `steps` steps of training-time test with their losses and gradients, clipping, and the optimizer with
+float32 weights are theirs to do. Each does it with its makers' code and settings, but for what needs a GPU; what that
+is, `trainer_specforge.py` and `trainer_speculators.py` say.
 """
 
 from __future__ import annotations
@@ -16,201 +20,123 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from given import SIZES, Given, Job, Packed
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engines"))
 
-from line_protocol import Job, replying
-
-Step = Callable[[], float]
-LR, CLIP, BETAS = 1e-4, 0.5, (0.9, 0.95)
+from line_protocol import replying
 
 
-class Given:
-    """What every trainer is given. tokens `[T]`; features `[T, 3*H]` and last `[T, H]`, the target's; output `[V, H]`,
-    its output layer, which is its embeddings too; ids `[W]`, the draft vocabulary."""
+class Trainer(Protocol):
+    """settings: what a reader has to know beside the job."""
 
-    def __init__(self, job: Job) -> None:
-        torch.manual_seed(0)
-        self.job, self.dtype = job, getattr(torch, job["dtype"])
-        hidden, vocabulary, length = job["hidden_size"], job["vocab_size"], job["length"]
-        self.tokens = torch.randint(vocabulary, (length,))
-        self.features = torch.randn(length, 3 * hidden).to(self.dtype)
-        self.last = torch.randn(length, hidden).to(self.dtype)
-        self.output = (0.05 * torch.randn(vocabulary, hidden)).to(self.dtype)
-        self.ids = torch.arange(job["draft_vocab_size"]) * (vocabulary // job["draft_vocab_size"])
-        self.layers = (2, job["num_layers"] // 2, job["num_layers"] - 3)
+    settings: dict[str, Any]
 
-    @property
-    def t2d(self) -> Tensor:
-        return torch.zeros(self.job["vocab_size"], dtype=torch.bool).index_fill_(0, self.ids, True)
+    def step(self, batch: Packed) -> float:
+        """An optimizer step; its loss."""
+        ...
 
-    @property
-    def d2t(self) -> Tensor:
-        return self.ids - torch.arange(len(self.ids))
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def write_head(self, folder: Path) -> None: ...
 
-    def llama(self, **more: Any) -> Any:
-        """The decoder layer's settings, for trainers that take a configuration of transformers."""
-        from transformers import LlamaConfig
 
-        sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-        return LlamaConfig(
-            **{name: self.job[name] for name in sizes},
-            vocab_size=self.job["vocab_size"],
-            num_hidden_layers=1,
-            max_position_embeddings=8192,
-            pad_token_id=0,
-            tie_word_embeddings=False,
-            **more,
+class Tercel:
+    """This package's step on one micro-batch, its features read and not computed. Heads are trained with `tercel
+    train`."""
+
+    def __init__(self, given: Given) -> None:
+        from tercel.chat.conversation import TokenizedChat
+        from tercel.draft import DraftVocabulary, Eagle3Head, HeadConfig
+        from tercel.train.config import TrainConfig
+        from tercel.train.encoding import Encoded
+        from tercel.train.learner import Learner
+
+        job, batch = given.job, given.batch()
+        head = Eagle3Head(
+            HeadConfig(
+                **{name: job[name] for name in (*SIZES, "vocab_size", "draft_vocab_size", "rms_norm_eps")},
+                target_hidden_size=job["hidden_size"],
+                target_num_layers=job["num_layers"],
+                feature_layers=given.layers,
+                max_position_embeddings=job["max_position_embeddings"],
+                rope_parameters=job["rope_parameters"],
+            )
         )
-
-
-def tercel(given: Given) -> tuple[Step, dict[str, Any]]:
-    from tercel.chat.conversation import TokenizedChat
-    from tercel.draft import DraftVocabulary, Eagle3Head, HeadConfig
-    from tercel.target_model.output import TargetOutput
-    from tercel.train.config import TrainConfig
-    from tercel.train.learner import Learner
-
-    job = given.job
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
-    head = Eagle3Head(
-        HeadConfig(
-            **{name: job[name] for name in names},
-            target_hidden_size=job["hidden_size"],
-            target_num_layers=job["num_layers"],
-            draft_vocab_size=job["draft_vocab_size"],
-            feature_layers=given.layers,
-            rms_norm_eps=1e-5,
-            max_position_embeddings=8192,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        output = given.output
+        target: Any = SimpleNamespace(
+            device=torch.device("cpu"),
+            dtype=given.dtype,
+            embed=lambda tokens: nn.functional.embedding(tokens, output),
+            logits=lambda hidden: nn.functional.linear(hidden, output),
         )
-    )
-    found = TargetOutput(hidden=given.last[None], layers=tuple(given.features[None].chunk(3, -1)))
-    target: Any = SimpleNamespace(
-        device=torch.device("cpu"),
-        dtype=given.dtype,
-        fingerprint="given",
-        embed=lambda tokens: nn.functional.embedding(tokens, given.output),
-        logits=lambda hidden: nn.functional.linear(hidden, given.output),
-        encode=lambda tokens, layers: found,
-    )
-    config = TrainConfig(ttt_steps=job["steps"], oov="keep", lr=LR, clip=CLIP, batch_tokens=job["length"])
-    chat = TokenizedChat.of("given", given.tokens.tolist(), [True] * len(given.tokens))
-    vocabulary = DraftVocabulary(given.ids, job["vocab_size"])
-    learner = Learner(head, vocabulary, target, [chat], config, [[[0]]])
+        encoded = Encoded(batch.features, batch.last[:-1])  # nothing is taught behind the last token
+        store: Any = SimpleNamespace(read=lambda chat, dtype: encoded)
+        rate = job["recipe"]["lr"]
+        config = TrainConfig(ttt_steps=job["steps"], oov="keep", lr=rate, warmup=0.0, batch_tokens=job["length"])
+        chat = TokenizedChat.of("given", batch.tokens.tolist(), batch.supervised.tolist())
+        vocabulary = DraftVocabulary(given.ids, job["vocab_size"])
+        self.rate = rate
+        self.learner = Learner(head, vocabulary, target, [chat], config, [[[0]]], features=store)
+        self.settings = {"optimizer": config.optimizer, "lr": rate}
 
-    def step() -> float:
-        learned = learner.gradients(0)
-        learner.update(learned.lr)
+    def step(self, batch: Packed) -> float:
+        learned = self.learner.gradients(0)
+        self.learner.update(self.rate)
         return learned.loss
 
-    return step, {"weights": "float32 beside the working ones"}
+
+def load(given: Given) -> Trainer | Tercel:
+    if given.job["trainer"] == "tercel":
+        return Tercel(given)
+    if given.job["trainer"] == "specforge":
+        from trainer_specforge import SpecForge
+
+        return SpecForge(given)
+    from trainer_speculators import Speculators
+
+    return Speculators(given)
 
 
-def specforge(given: Given) -> tuple[Step, dict[str, Any]]:
-    loss_module: Any = ModuleType("specforge.core.loss")  # the real one cannot be imported without Triton
-    loss_module.LogSoftmaxLoss = SimpleNamespace(apply=plain_loss)
-    sys.modules[loss_module.__name__] = loss_module
-    from specforge.algorithms.eagle3 import model as eagle3
-    from specforge.modeling.draft.llama3_eagle import LlamaForCausalLMEagle3
+class Serving:
+    """A trainer that is asked."""
 
-    job = given.job
-    draft = LlamaForCausalLMEagle3(given.llama(draft_vocab_size=job["draft_vocab_size"]), attention_backend="sdpa")
-    draft = draft.to(given.dtype)
-    draft.embed_tokens.weight = nn.Parameter(given.output, requires_grad=False)
-    draft.t2d.copy_(given.t2d)
-    draft.d2t.copy_(given.d2t)
-    whole = eagle3.OnlineEagle3Model(draft, length=job["steps"], attention_backend="sdpa")
-    tokens, ones = given.tokens[None], torch.ones(1, job["length"], dtype=torch.long)
+    def __init__(self, job: Job) -> None:
+        torch.set_num_threads(job["threads"])
+        torch.manual_seed(0)
+        given = Given.of(job)
+        self.trainer: Any = load(given)
+        self.made_up = given.batch() if "length" in job else None
 
-    def loss() -> Tensor:
-        losses = whole(
-            input_ids=tokens,
-            attention_mask=ones,
-            target=None,
-            loss_mask=ones[..., None],
-            hidden_states=given.features[None],
-            target_hidden_for_compact=given.last[None],
-            target_head_weight=given.output,
-        )[0]
-        return sum(0.8**number * one for number, one in enumerate(losses))  # type: ignore[return-value]
-
-    return optimized(draft, loss), {"attention": "sdpa", "loss": "plain PyTorch", "teacher": "compact"}
-
-
-def plain_loss(logits: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    return -(mask * target * torch.log_softmax(logits.float(), 2)).sum(2).mean()
-
-
-def speculators(given: Given) -> tuple[Step, dict[str, Any]]:
-    from speculators.losses import resolve_loss_config
-    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
-
-    job = given.job
-    layer = given.llama()
-    layer._attn_implementation = "eager"
-    config = Eagle3SpeculatorConfig(transformer_layer_config=layer, draft_vocab_size=job["draft_vocab_size"])
-    draft = Eagle3DraftModel(config)
-    draft.load_vocab_mappings(given.t2d, given.d2t)
-    draft = draft.to(given.dtype)
-    draft.embed_tokens.weight = nn.Parameter(given.output, requires_grad=False)
-    draft.verifier_lm_head.weight = nn.Parameter(given.output[given.ids], requires_grad=False)
-    nn.init.ones_(draft.verifier_norm.weight)
-    nn.init.normal_(draft.lm_head.weight, std=0.02)
-    losses = resolve_loss_config("kl_div", "eager")
-
-    def loss() -> Tensor:
-        _, value, _ = draft(
-            hidden_states=given.features[None],
-            input_ids=given.tokens[None],
-            document_ids=torch.zeros(1, job["length"], dtype=torch.long),
-            loss_mask=torch.ones(1, job["length"], dtype=torch.bool),
-            verifier_last_hidden_states=given.last[None],
-            ttt_steps=job["steps"],
-            ttt_step_loss_decay=0.8,
-            loss_config=losses,
-        )
-        return value
-
-    return optimized(draft, loss), {"attention": "eager", "loss": "kl_div, eager"}
-
-
-def optimized(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(learning, lr=LR, betas=BETAS, fused=True)
-
-    def step() -> float:
-        value = loss()
-        value.backward()
-        nn.utils.clip_grad_norm_(learning, CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return float(value.detach())
-
-    return step
-
-
-TRAINERS = {"tercel": tercel, "specforge": specforge, "speculators": speculators}
+    def answer(self, asked: dict[str, str]) -> dict[str, Any]:
+        if "save" in asked:
+            torch.save(self.trainer.state_dict(), asked["save"])
+        elif "load" in asked:
+            self.trainer.load_state_dict(torch.load(asked["load"]))
+        elif "head" in asked:
+            self.trainer.write_head(Path(asked["head"]))
+        else:
+            batch = Packed.read(asked["batch"]) if "batch" in asked else self.made_up
+            began = time.perf_counter()
+            loss = self.trainer.step(batch)
+            return {"seconds": time.perf_counter() - began, "loss": loss}
+        return {}
 
 
 def main() -> None:
     say = replying()
     try:
         job = json.loads(sys.stdin.readline())
-        torch.set_num_threads(job["threads"])
-        step, settings = TRAINERS[job["trainer"]](Given(job))
-        say({"version": importlib.metadata.version(job["trainer"]), "settings": settings})
-        for _ in sys.stdin:
-            began = time.perf_counter()
-            loss = step()
-            say({"seconds": time.perf_counter() - began, "loss": loss})
+        serving = Serving(job)
+        say({"version": importlib.metadata.version(job["trainer"]), "settings": serving.trainer.settings})
+        for line in sys.stdin:
+            say(serving.answer(json.loads(line)))
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         say({"error": " ".join(str(error).split())[:500] or type(error).__name__})

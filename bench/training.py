@@ -4,9 +4,9 @@
     python bench/training.py --json out/training.json         # half an hour on two cores
     python bench/training.py --json out/training.json --quick # 512 tokens, three steps each
 
-What a step is, `trainers.py` says. Every trainer has a process of its own for each precision and length; while one
-works, the others are paused. A peer that cannot run is null, and `why` says why. Nothing else may run meanwhile. Linux
-only.
+What a step is, `trainers.py` says. Every trainer has a process of its own for each precision and length, and steps on
+one made-up sequence again and again, so that its loss falls; while one works, the others are paused. A peer that cannot
+run is null, and `why` says why. Nothing else may run meanwhile. Linux only. Their heads on equal data: `heads.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT / "engines"))
 
 from engine_files import environment  # noqa: E402
 from engine_process import ANSWER_SECONDS, EngineProcess  # noqa: E402
+from line_protocol import Job  # noqa: E402
 
 from tercel.errors import TercelError  # noqa: E402
 from tercel.files import write_json  # noqa: E402
@@ -43,16 +44,31 @@ SIZES = {  # the default target's
     "num_layers": 30,
     "vocab_size": 49152,
     "draft_vocab_size": 8192,
+    "feature_layers": [2, 15, 27],
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
 }
-NO_TAU = "heads on equal data are trained and compared by another command; this one measures single steps"
+RECIPE = {"optimizer": "adamw", "lr": 1e-4, "scheduler": "constant", "warmup": 0.0, "total_steps": 1000}
+NO_TAU = "heads on equal data are trained and compared by bench/heads.py; this measures single steps"
 
 
 class Trainer(EngineProcess):
-    """A trainer that has been loaded."""
+    """A trainer that has been loaded. losses: of all its steps."""
 
-    def step(self) -> float:
-        """Seconds of an optimizer step."""
-        return float(self._exchange({}, ANSWER_SECONDS)["seconds"])
+    def __init__(self, name: str, job: Job, log: Path, venvs: Path) -> None:
+        self.losses: list[float] = []
+        command = [python_of(name, venvs), Path(__file__).with_name("trainers.py")]
+        super().__init__(name, command, job, log, environment(name, None, job["threads"]))
+
+    def step(self, batch: Path | None = None) -> float:
+        """Seconds of an optimizer step, on the file of a micro-batch or what was made up."""
+        told = self.tell({} if batch is None else {"batch": str(batch)})
+        self.losses.append(float(told["loss"]))
+        return float(told["seconds"])
+
+    def tell(self, line: Mapping[str, str]) -> dict[str, Any]:
+        return self._exchange(line, ANSWER_SECONDS)
 
 
 def python_of(trainer: str, venvs: Path) -> Path:
@@ -69,13 +85,11 @@ def started(trainer: str, dtype: str, length: int, args: argparse.Namespace) -> 
     """Raises `TercelError` if it cannot run here."""
     job = {**SIZES, "trainer": trainer, "dtype": dtype, "length": length, "steps": args.steps, "threads": args.threads}
     args.work.mkdir(parents=True, exist_ok=True)
-    log = args.work / f"{trainer}-{dtype}-{length}.log"
-    command = [python_of(trainer, args.venvs), Path(__file__).with_name("trainers.py")]
-    return Trainer(trainer, command, job, log, environment(trainer, None, args.threads))
+    return Trainer(trainer, {**job, "recipe": RECIPE}, args.work / f"{trainer}-{dtype}-{length}.log", args.venvs)
 
 
 def setting(dtype: str, length: int, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What each trainer took: `seconds` of its steps, `peak_mb`; or `why` it could not."""
+    """What each trainer took: `seconds` of its steps, `losses` from the first on, `peak_mb`; or `why` it could not."""
     running: dict[str, Trainer] = {}
     found: dict[str, dict[str, Any]] = {}
     try:
@@ -85,10 +99,9 @@ def setting(dtype: str, length: int, args: argparse.Namespace) -> dict[str, dict
                 running[trainer].step()  # the first one is slower
                 running[trainer].pause()
                 found[trainer] = {"version": running[trainer].version, "settings": running[trainer].settings}
-                found[trainer]["seconds"] = []
+                found[trainer] |= {"seconds": [], "losses": running[trainer].losses}
             except TercelError as error:
                 found[trainer] = {"why": str(error)}
-                print(f"{trainer} {dtype} {length}: {error}", file=sys.stderr)
         for _ in range(args.rounds):
             for trainer, process in list(running.items()):
                 if "why" in found[trainer]:
@@ -169,11 +182,24 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             report["why"] |= {f"{name} {dtype} {length}": one["why"] for name, one in found.items() if "why" in one}
             if length == args.lengths[0]:
                 report["tokens_per_s"][dtype], report["peak_mb"][dtype] = speed, peaks
-            print(dtype, length, speed, peaks, beside, file=sys.stderr)
+            _tell(dtype, length, found, beside)
             write_json(args.json, report)
     report["memory_growth"] = growth(args)
     write_json(args.json, report)
     return report
+
+
+def _tell(dtype: str, length: int, found: Mapping[str, Mapping[str, Any]], beside: Mapping[str, Any]) -> None:
+    for name, one in found.items():
+        if "why" in one:
+            print(f"{dtype} {length} {name}: {one['why']}", file=sys.stderr)
+            continue
+        speed = length / median(one["seconds"])
+        first, last = one["losses"][0], one["losses"][-1]
+        line = f"{speed:,.0f} tokens/s, {one['peak_mb']:,.0f} MB, loss {first:.4g} to {last:.4g}"
+        if name in beside:
+            line += f"; tercel {beside[name]['speed']:.2f} x its speed, {beside[name]['memory']:.2f} x its memory"
+        print(f"{dtype} {length} {name}: {line}", file=sys.stderr)
 
 
 def settings(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -192,7 +218,7 @@ def settings(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--work", type=Path, default=ROOT / "out" / "training", help="the trainers' logs")
     args = parser.parse_args(argv)
     args.lengths = args.lengths or ([512] if args.quick else [512, 2048])
-    args.growth = args.growth or ([512, 1024] if args.quick else [512, 1024, 2048, 4096])
+    args.growth = args.growth or [512, 1024, 2048, 4096]
     args.rounds = args.rounds or (3 if args.quick else 7)
     return args
 
