@@ -53,7 +53,7 @@ class Teacher:
             logits = target.logits(hidden[part])
             best[part] = to_draft[logits.max(-1).indices]  # quicker than argmax, and the same
             kept = logits.index_select(1, ids) if vocabulary.pruned else logits
-            probs[part] = torch.softmax(kept.float(), -1)
+            torch.softmax(kept, -1, out=probs[part])  # exponentials and their sum in float32 or better
         return cls(probs, best)
 
 
@@ -127,7 +127,7 @@ class _FusedLoss(torch.autograd.Function):
             if trains_weight:
                 room.add_product(grad_weight, grad.T, hidden[part] * scale)
         ctx.mark_non_differentiable(parts, drafts)
-        ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+        ctx.save_for_backward(grad_hidden, room.rounded(grad_weight) if trains_weight else grad_weight)
         return parts.sum(), parts, drafts
 
     @staticmethod
@@ -150,13 +150,25 @@ class _Room:
         self.log_q = torch.empty_like(self.logits)
         self.p = probs.new_empty(rows, len(weight))
         self.product = torch.empty_like(weight)
+        narrow = weight.dtype.itemsize < torch.float32.itemsize
+        self._wide = torch.empty(narrow * max(self.logits.numel(), weight.numel()), device=weight.device)
 
     def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """total += left @ right."""
         if total.dtype == right.dtype:
             total.addmm_(left, right)
         else:
-            total += torch.mm(left, right, out=self.product)
+            total += self.widened(torch.mm(left, right, out=self.product))
+
+    def widened(self, x: Tensor) -> Tensor:
+        """In float32 or better, as `x` itself or in a buffer that the next one takes."""
+        if x.dtype.itemsize >= torch.float32.itemsize:
+            return x
+        return self._wide[: x.numel()].view(x.shape).copy_(x)
+
+    def rounded(self, total: Tensor) -> Tensor:
+        """`[W, H]` in the precision of the products; no product can be made after."""
+        return total if total.dtype == self.product.dtype else self.product.copy_(total)
 
 
 def _value_and_grad(
@@ -177,6 +189,6 @@ def _value_and_grad(
         grad.scatter_add_(-1, label, torch.full_like(label, -1.0, dtype=grad.dtype))
         return value, grad
     p = torch.index_select(probs, 0, taught, out=room.p[: len(logits)])
-    value = -torch.mul(p, log_q, out=logits).sum(-1, dtype=torch.float32)
+    value = -room.widened(torch.mul(p, log_q, out=logits)).sum(-1)
     q = log_q.exp_()
     return value, (q.mul_(p.sum(-1, keepdim=True)) if kind == "masses" else q).sub_(p)
