@@ -6,10 +6,13 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tercel.decode.proposers import KINDS
+from tercel.measure.available import EVERY
+from tercel.measure.methods import EngineMethod, Run
 from tests.cli.conftest import World
 from tests.cli.running import refused, run
 from tests.tiny import save_tiny, tiny_tokenizer
@@ -90,13 +93,78 @@ def test_the_methods_are_listed_with_what_they_need(tmp_path: Path) -> None:
     listed = run("methods", "--json", str(tmp_path / "methods.json"))
     assert listed.code == 0
     rows = {row["name"]: row for row in json.loads((tmp_path / "methods.json").read_text())["methods"]}
-    assert set(rows) == {*KINDS, "transformers"}
+    assert set(rows) == {*KINDS, *EVERY}
     assert {name: row["needs"] for name, row in rows.items() if row["needs"]} == {
         "eagle": ["HEAD"], "eagle2": ["HEAD"], "hass": ["HEAD"],
         "medusa": ["HEAD"], "medusa-typical": ["HEAD"], "hydra": ["HEAD"],
         "eagle3": ["HEAD"], "eagle3-sampled-chain": ["HEAD"], "sps": ["--draft-model"]
     }  # fmt: skip
     assert all(row["drafts"] and name in listed.out for name, row in rows.items())
+
+
+def test_what_is_there_for_a_target_is_told(tmp_path: Path, world: World) -> None:
+    file = tmp_path / "heads.yaml"
+    file.write_text(f"again: {{method: eagle3, head: {world.head}}}\n", encoding="utf-8")
+    out = tmp_path / "methods.json"
+    assert run("methods", "smollm2-135m", "--heads", str(file), "--json", str(out)).code == 0
+    ready = {row["name"]: row["ready"] for row in json.loads(out.read_text())["methods"]}
+    assert (ready["vanilla"], ready["eagle3"], ready["again"]) == ("yes", "yes", world.head)
+    assert ready["sps"] == "no: no --draft-model is given"
+    assert run("methods", world.target, "--json", str(out)).code == 0
+    ready = {row["name"]: row["ready"] for row in json.loads(out.read_text())["methods"]}
+    assert ready["eagle3"] == "no: no head is given"
+
+
+def test_several_heads_temperatures_and_forms(tmp_path: Path, world: World) -> None:
+    file = tmp_path / "heads.json"
+    file.write_text(json.dumps({"small": {"method": "eagle3", "head": world.head, "tree": "chain:2"}}), "utf-8")
+    asked = ["bench", world.target, world.head, "--tasks", f"{world.prompts}:2", "--max-new-tokens", "6", *EXACT]
+    asked += ["--tree", "2x3x6", "--heads", str(file), "--temperature", "0,1", "--repeats", "2"]
+    files = {name: tmp_path / f"bench.{name}" for name in ("json", "csv", "html")}
+    outputs = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    done = run(*asked, "--methods", "vanilla,eagle3,small", *outputs)
+    assert done.code == 0, done.err
+    assert "T=1: speedup and τ" in done.out
+    value = json.loads(files["json"].read_text("utf-8"))
+    assert [report["settings"]["temperature"] for report in value["reports"]] == [0, 1]
+    assert value["reports"][0]["heads"] == {"eagle3": world.head, "small": world.head}
+    assert len(value["reports"][1]["questions"]["prompts"][0]["methods"]["small"]["tokens"]) == 2
+    assert files["csv"].read_text("utf-8").count("\n") == 1 + 2 * 3
+    assert "Temperature 1" in files["html"].read_text("utf-8")
+    made = {path.name for path in files.values()}
+    assert {path.name for path in tmp_path.iterdir()} == {"own_method.py", "heads.json", *made}
+    refused(run(*asked, "--methods", "small"), "lacks vanilla")
+    refused(run(*asked[:-4], "--temperature", "0,warm"), "no number")
+    refused(run(*asked[:-4], "--temperature", "1,1"), "names one twice")
+    file.write_text('{"small": {"method": "eagle4", "head": "x"}}', "utf-8")
+    refused(run(*asked, "--methods", "vanilla,small"), "there is no method eagle4")
+
+
+def test_a_benchmark_that_is_stopped_goes_on(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["bench", world.target, "--tasks", f"{world.prompts}:3", "--max-new-tokens", "6", *EXACT]
+    asked += ["--methods", "vanilla,pld", "--json", str(tmp_path / "bench.json")]
+    answered = EngineMethod.run
+    count = 0
+
+    def stopping(self: EngineMethod, *given: Any) -> Run:
+        nonlocal count
+        count += 1
+        if count == 7:  # two of the warm-up, two questions, and a half
+            raise KeyboardInterrupt
+        return answered(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineMethod, "run", stopping)
+        ended = run(*asked)
+    assert ended.code == 130
+    assert "bench.json.journal.jsonl keeps 4 answers; the same command goes on with them" in ended.err
+    refused(run(*asked[:4], "--max-new-tokens", "7", *asked[6:]), "had sampling", "go on with that")
+    again = run(*asked)
+    assert again.code == 0, again.err
+    assert "going on behind 4 answers" in again.err
+    assert "The times are of 2 sittings" in again.out
+    assert json.loads((tmp_path / "bench.json").read_text())["sittings"] == 2
+    assert [path.name for path in tmp_path.iterdir() if "journal" in path.name] == []
 
 
 def test_all_methods_are_measured_that_have_what_they_need(tmp_path: Path, world: World) -> None:

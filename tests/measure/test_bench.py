@@ -194,8 +194,8 @@ def test_table_and_picture(tmp_path: Path) -> None:
     assert "2.00" in line
     assert "4.00" in line
     assert "0%" in line
-    plot_bench(report, tmp_path / "bench.png")
-    plot_bench(report, tmp_path / "bench.svg")
+    plot_bench([report], tmp_path / "bench.png")
+    plot_bench([report], tmp_path / "bench.svg")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (tmp_path / "bench.svg").read_bytes()
     assert check_picture(Path("-")) == "png"

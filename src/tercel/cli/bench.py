@@ -2,64 +2,53 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tercel import limits
-from tercel.cli.consoles import counting_bar, result_console, say
+from tercel.cli.consoles import PlainConsole, counting_bar, result_console, say
+from tercel.cli.entrants import entries_of, make_entry, names_asked, open_heads
 from tercel.cli.groups import with_groups
-from tercel.cli.models import (
-    open_draft_model,
-    open_head,
-    open_sampling,
-    open_target,
-    ready_proposer,
-    say_notes,
-)
+from tercel.cli.models import open_draft_model, open_sampling, open_target, say_notes
 from tercel.cli.options import (
     DataDirs,
     DecodingModelOptions,
     DraftOptions,
     HeadName,
+    HeadsFile,
     JsonFile,
     PlotFile,
     TargetName,
     TaskList,
 )
-from tercel.cli.sampling_options import FollowConfig, Sample, Temperature
-from tercel.decode.proposers import (
-    EAGLE3,
-    LOOKAHEAD,
-    PLD,
-    SPS,
-    SUFFIX,
-    VANILLA,
-    check_known,
-    make_proposer,
-    proposer_kind,
-)
+from tercel.cli.paths import user_path
+from tercel.cli.sampling_options import FollowConfig, Sample, Temperatures, parse_temperatures
+from tercel.decode.proposers import EAGLE3, VANILLA, make_proposer
 from tercel.errors import TercelError
-from tercel.files import write_json
-from tercel.heads import known_as, shipped
+from tercel.files import write_json, write_text
+from tercel.heads import known_as
+from tercel.measure.available import TRANSFORMERS
+from tercel.stopping import stopped
 
 if TYPE_CHECKING:
-    from tercel.decode.proposer import Proposer
     from tercel.decode.sampling import SamplingParams
     from tercel.draft import DraftModel
     from tercel.draft.acceptance import NAlpha
     from tercel.measure.bench import BenchProgress, BenchSettings
+    from tercel.measure.bench_journal import Journal
+    from tercel.measure.entrants import Heads
+    from tercel.measure.manifest import Entry
     from tercel.measure.methods import Method
     from tercel.measure.summary import BenchReport
     from tercel.measure.tasks import Task
     from tercel.target_model.model import Target
 
-TRANSFORMERS = "transformers"  # stock `generate()`, which is no proposer
 METHODS = (VANILLA, TRANSFORMERS, EAGLE3)
-ALL = "all"
-EVERY = (VANILLA, TRANSFORMERS, SPS, PLD, SUFFIX, LOOKAHEAD, EAGLE3)
 
 
 @with_groups
@@ -77,11 +66,17 @@ def command(
             "or model is there, MODULE:ATTRIBUTE is a method of your own."
         ),
     ] = ",".join(METHODS),
+    heads: HeadsFile = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per answer.")] = 128,
-    temperature: Temperature = None,
+    temperature: Temperatures = None,
     sample: Sample = False,
     seed: Annotated[int, typer.Option(help="Makes sampling repeatable.")] = 0,
-    repeats: Annotated[int, typer.Option(min=1, max=limits.REPEATS, help="How often every question is asked.")] = 1,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            min=1, max=limits.REPEATS, help="How often every question is asked, each time with a seed of its own."
+        ),
+    ] = 1,
     n_alpha: Annotated[
         int,
         typer.Option(
@@ -92,117 +87,149 @@ def command(
         bool, typer.Option("--record", help="Keep acceptance and speedup in the head's files and on its card.")
     ] = False,
     json_file: JsonFile = None,
+    csv_file: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", parser=user_path, help="Write the table there.", show_default=False),
+    ] = None,
+    html_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", parser=user_path, help="Write a page with plots there.", show_default=False
+        ),
+    ] = None,
     plot: PlotFile = None,
     generation_config: FollowConfig = True,
 ) -> None:
-    """Measure speed and acceptance on tasks, with 95 % intervals."""
-    names = every_method(target, head, draft) if methods == ALL else parse_methods(methods)
-    if EAGLE3 in names:
+    """Measure speed and acceptance on tasks, with 95 % intervals; the same command resumes a stopped run."""
+    names, entries = names_asked(methods, target, head, draft, heads)
+    drafting = [entry.method for entry in entries.values()]
+    if EAGLE3 in drafting:
         draft.require_head_drafts()
-    draft.require_use_of_model(*(name for name in names if name != TRANSFORMERS))
+    draft.require_use_of_model(*drafting)
     if record and EAGLE3 not in names:
         raise TercelError("--record needs eagle3 among --methods: there is no head's result to keep")
     from tercel.decode.generation_config import Asked
     from tercel.measure.bench import BenchSettings
+    from tercel.measure.bench_journal import journal_of, open_journal
+    from tercel.measure.entrants import make_methods, names_of_heads, proposers_of
     from tercel.measure.record import require_recordable
-    from tercel.measure.report import bench_table, check_picture, plot_bench
+    from tercel.measure.report import check_picture
     from tercel.measure.tasks import parse_tasks
 
     if plot is not None:
         check_picture(plot)
-    given = {"temperature": temperature, "seed": seed, "max_new_tokens": max_new_tokens}
-    wanted = Asked(given, sample, generation_config)
+    wanted = [
+        Asked({"temperature": warmth, "seed": seed, "max_new_tokens": max_new_tokens}, sample, generation_config)
+        for warmth in parse_temperatures(temperature)
+    ]
     asked = parse_tasks(tasks, tuple(data_dir or ()))
     loaded = open_target(target, model)
-    params = open_sampling(wanted, loaded)
-    drafting = n_alpha > 0 or any(
-        proposer_kind(name).takes_head(head is not None) for name in names if name != TRANSFORMERS
-    )
-    draft_model = open_head(head, loaded, draft) if drafting else None
-    if record and draft_model is not None:
-        require_recordable(draft_model)
-    settings = BenchSettings(params, repeats, known_as(draft_model.path) if draft_model is not None else None)
-    compared = make_methods(names, loaded, draft_model, draft, open_draft_model(loaded, draft))
-    report = run_with_bar(loaded, compared, asked, settings)
-    if n_alpha and draft_model is not None:
-        report = replace(report, n_alpha=measure_n_alpha(loaded, draft_model, asked, params, n_alpha))
-    try:  # files first: a screen may fail
-        if json_file is not None:
-            write_json(json_file, report.to_json())
-        if plot is not None:
-            plot_bench(report, plot)
-        if record and draft_model is not None:
-            keep_with_head(report, draft_model, draft, loaded)
-    finally:
-        console = result_console(json_file, plot)
+    params = [open_sampling(each, loaded) for each in wanted]
+    opened = open_heads(loaded, draft)
+    if n_alpha and EAGLE3 not in entries:
+        entries = {**entries, **entries_of([EAGLE3], {}, head)}
+    own_head = opened.of(entries[EAGLE3]) if EAGLE3 in entries else None
+    if record and own_head is not None:
+        require_recordable(own_head)
+    second = open_draft_model(loaded, draft)
+    compared = make_methods(names, entries, loaded, opened, lambda *parts: make_entry(draft, *parts), second)
+    named = names_of_heads({name: entries[name] for name in names if name in entries}, opened)
+    settings = BenchSettings(params[0], repeats, None if own_head is None else known_as(own_head.path), named)
+    outputs = Outputs(json_file, csv_file, html_file, plot)
+    key = what_answers_depend_on(loaded, entries, opened, second, asked, params[0], draft)
+    with open_journal(journal_of(*outputs.files), key) as journal:
+        if journal.kept:
+            say(f"note: going on behind {journal.kept:,} answers that {journal.path} keeps")
+        try:
+            reports = [
+                run_with_bar(loaded, compared, asked, replace(settings, params=each), journal) for each in params
+            ]
+        except KeyboardInterrupt as stop:
+            if journal.kept:
+                kept = f"stopped; {journal.path} keeps {journal.kept:,} answers; the same command goes on with them"
+                raise stopped(stop, kept) from None
+            raise
+        if n_alpha and own_head is not None:
+            reports = [
+                replace(report, n_alpha=measure_n_alpha(loaded, own_head, asked, each, n_alpha))
+                for report, each in zip(reports, params, strict=True)
+            ]
+        try:  # files first: a screen may fail
+            outputs.write(reports)
+            if record and own_head is not None:
+                for report in reports:
+                    keep_with_head(report, own_head, draft, loaded)
+            journal.done()
+        finally:
+            print_reports(result_console(*outputs.files), reports)
+            say_notes(*proposers_of(compared))
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files that a benchmark's result goes to, None where it is not wanted."""
+
+    json: Path | None
+    csv: Path | None
+    html: Path | None
+    plot: Path | None
+
+    @property
+    def files(self) -> tuple[Path | None, ...]:
+        return self.json, self.csv, self.html, self.plot
+
+    def write(self, reports: Sequence[BenchReport]) -> None:
+        """Raises `TercelError` if a file cannot be written."""
+        from tercel.measure.bench_page import bench_page
+        from tercel.measure.report import csv_text, plot_bench, report_json
+
+        if self.json is not None:
+            write_json(self.json, report_json(reports))
+        if self.csv is not None:
+            write_text(self.csv, csv_text(reports))
+        if self.html is not None:
+            write_text(self.html, bench_page(reports))
+        if self.plot is not None:
+            plot_bench(reports, self.plot)
+
+
+def print_reports(console: PlainConsole, reports: Sequence[BenchReport]) -> None:
+    """Table and notes of every temperature, and where several tasks were asked the layout of the paper's Table 1."""
+    from tercel.measure.report import bench_table, table1_text
+    from tercel.measure.table import LEGEND, table1
+
+    for report in reports:
         console.print(bench_table(report))
         for line in notes(report):
             console.print_line(line)
-        say_notes(*proposers_of(compared))
+    if len(reports) > 1 or len(reports[0].tasks) > 1:
+        for report in reports:
+            console.print(table1_text(table1(report)))
+        console.print_line(LEGEND)
 
 
-def every_method(target: str, head: str | None, options: DraftOptions) -> tuple[str, ...]:
-    """All that has what it needs; says what is left out for want of it."""
-    missing = {"head": head is None and shipped(target) is None, "model": options.draft_model is None}
-    lacking = {
-        name: need for name in EVERY if name != TRANSFORMERS for need in proposer_kind(name).needs if missing[need]
-    }
-    for name, need in lacking.items():
-        say(f"note: {name} is left out: {'no head is given' if need == 'head' else 'no --draft-model is given'}")
-    return tuple(name for name in EVERY if name not in lacking)
-
-
-def parse_methods(text: str) -> tuple[str, ...]:
-    """`"vanilla,eagle3"` to its names. Raises `TercelError` for an unknown one, and without vanilla."""
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    for name in names:
-        check_known(name, (TRANSFORMERS,))
-        if name != TRANSFORMERS:
-            proposer_kind(name)
-    if VANILLA not in names:
-        raise TercelError(f"--methods {text!r} lacks vanilla, which the others are compared with; add it")
-    return names
-
-
-def make_methods(
-    names: Sequence[str],
+def what_answers_depend_on(
     target: Target,
-    head: DraftModel | None,
+    entries: Mapping[str, Entry],
+    heads: Heads,
+    model: Target | None,
+    tasks: Sequence[Task],
+    params: SamplingParams,
     options: DraftOptions,
-    model: Target | None = None,
-) -> dict[str, Method]:
-    """Methods by name; head, model: what those draft with that need one.
+) -> dict[str, Any]:
+    """The key of a journal, as JSON: all but the temperatures and seeds, which its lines tell."""
+    from tercel.measure.entrants import digests_of_heads
 
-    Raises `TercelError` if a part that a method needs is missing.
-    """
-    from tercel.decode.engine import Engine
-    from tercel.decode.oracle import Oracle
-    from tercel.decode.proposer import innermost
-    from tercel.measure.methods import EngineMethod, TransformersMethod
-
-    methods: dict[str, Method] = {}
-    for name in names:
-        if name == TRANSFORMERS:
-            methods[name] = TransformersMethod(target)
-        else:
-            proposer = ready_proposer(name, target, head, options, model=model)
-            kind, rule = proposer_kind(name), proposer.lossy
-            method = EngineMethod(
-                Engine(target, proposer),
-                coupled=not kind.draws and rule is None,
-                lossy=None if rule is None else rule.title,
-            )
-            drafting = innermost(proposer)
-            methods[name] = replace(method, rehearse=drafting.rehearse) if isinstance(drafting, Oracle) else method
-    return methods
-
-
-def proposers_of(methods: Mapping[str, Method]) -> list[Proposer]:
-    from tercel.decode.engine import Engine
-    from tercel.measure.methods import EngineMethod
-
-    engines = [method.engine for method in methods.values() if isinstance(method, EngineMethod)]
-    return [engine.proposer for engine in engines if isinstance(engine, Engine)]
+    return {
+        "target": [target.source.name, target.fingerprint],
+        "computed": [str(target.dtype), str(target.device), target.backend, target.weights],
+        "template": dict(target.template_arguments),
+        "methods": {name: [entry.method, entry.tree or options.tree] for name, entry in entries.items()},
+        "heads": digests_of_heads(entries, heads),
+        "draft model": None if model is None else model.fingerprint,
+        "questions": {task.name: hashlib.sha256(repr(task.questions).encode()).hexdigest()[:16] for task in tasks},
+        "sampling": repr(replace(params, temperature=0.0, seed=0, top_k=0, top_p=1.0, min_p=0.0)),
+    }
 
 
 def keep_with_head(report: BenchReport, model: DraftModel, options: DraftOptions, target: Target) -> None:
@@ -215,7 +242,11 @@ def keep_with_head(report: BenchReport, model: DraftModel, options: DraftOptions
 
 
 def run_with_bar(
-    target: Target, methods: dict[str, Method], tasks: Sequence[Task], settings: BenchSettings
+    target: Target,
+    methods: Mapping[str, Method],
+    tasks: Sequence[Task],
+    settings: BenchSettings,
+    journal: Journal | None = None,
 ) -> BenchReport:
     """`run_bench` with a bar on standard error."""
     from tercel.measure.bench import run_bench
@@ -226,7 +257,7 @@ def run_with_bar(
             rate = f"{answer.task}, {answer.method}: {len(answer.run.tokens) / answer.run.seconds:.1f} tokens/s"
             bar(answer.done, answer.total, rate)
 
-        return run_bench(target, methods, tasks, settings, show)
+        return run_bench(target, methods, tasks, settings, show, journal)
 
 
 def measure_n_alpha(
@@ -247,6 +278,8 @@ def measure_n_alpha(
 def notes(report: BenchReport) -> list[str]:
     """What stands below the table: n-α, where a step's time goes, and what was skipped."""
     lines = []
+    if report.sittings > 1:
+        lines.append(f"The times are of {report.sittings} sittings: the benchmark was interrupted.")
     if report.n_alpha is not None:
         values = ("–" if value is None else f"{value:.3f}" for value in report.n_alpha.alpha)
         lines.append("n-α: " + " ".join(values))

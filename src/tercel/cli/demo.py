@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tercel.cli.answer import LEGEND, ColouredText
-from tercel.cli.bench import METHODS, make_methods, notes, run_with_bar
+from tercel.cli.bench import METHODS, notes, run_with_bar
 from tercel.cli.consoles import PlainConsole, result_console
+from tercel.cli.entrants import entries_of, make_entry, open_heads
 from tercel.cli.groups import with_groups
-from tercel.cli.models import open_head, open_sampling, open_target, ready_proposer
+from tercel.cli.models import open_sampling, open_target, ready_proposer
 from tercel.cli.options import DecodingModelOptions, DraftOptions, HeadName
 from tercel.cli.paths import tercel_command, user_name, user_path
 from tercel.decode.proposers import EAGLE3, VANILLA, make_proposer
@@ -59,12 +59,14 @@ def command(
     from tercel.decode.generation_config import Asked
     from tercel.decode.types import Request
     from tercel.measure.bench import BenchSettings
+    from tercel.measure.entrants import make_methods
     from tercel.measure.report import bench_table
     from tercel.measure.tasks import DEMO, load_task, prompt_ids
 
     console = result_console(record=True)
     loaded = open_target(target, model)
-    draft_model = open_head(head, loaded, draft)
+    heads = open_heads(loaded, draft)
+    draft_model = heads.get(head)
     params = open_sampling(Asked({"max_new_tokens": max_new_tokens}), loaded)
     engines = {
         "token by token": Engine(loaded, make_proposer(VANILLA, loaded)),
@@ -77,7 +79,8 @@ def command(
         request = Request(prompt_ids(loaded.tokenizer, question), params)
         show_both(console, engines, request)
     settings = BenchSettings(params, head=known_as(draft_model.path))
-    methods = make_methods(METHODS, loaded, draft_model, draft)
+    entries = entries_of(METHODS, {}, head)
+    methods = make_methods(METHODS, entries, loaded, heads, lambda *parts: make_entry(draft, *parts))
     report = run_with_bar(loaded, methods, (load_task(f"{DEMO}:{questions}", ()),), settings)
     written = write_numbers(report, out)
     console.print()
@@ -85,7 +88,7 @@ def command(
     for line in notes(report):
         console.print_line(line)
     own = tercel_command("train", target, "--data", "chats.jsonl", "--out", "runs/head")
-    for line in ("", *written, write_page(console, out), "", "A head of your own:", own):
+    for line in ("", *written, write_page(console, report, out), "", "A head of your own:", own):
         console.print_line(line)
 
 
@@ -147,18 +150,24 @@ def write_numbers(report: BenchReport, out: Path) -> list[str]:
     write_json(out / "demo.json", report.to_json())
     lines = [f"numbers  {out / 'demo.json'}"]
     try:
-        plot_bench(report, out / PICTURE)
+        plot_bench([report], out / PICTURE)
     except TercelError as error:
         return [*lines, f"no picture: {error}"]
     return [*lines, f"picture  {out / PICTURE}"]
 
 
-def write_page(console: PlainConsole, out: Path) -> str:
-    """`demo.html` with what was shown, and the picture where there is one; returns a line for it."""
-    picture = ""
-    if (out / PICTURE).is_file():
-        encoded = base64.b64encode((out / PICTURE).read_bytes()).decode()
-        picture = f'<img alt="tokens a second" style="max-width:100%" src="data:image/png;base64,{encoded}">'
-    page = console.export_html(inline_styles=True, clear=False)
-    write_text(out / "demo.html", page.replace("</body>", f"{picture}</body>"))
+def write_page(console: PlainConsole, report: BenchReport, out: Path) -> str:
+    """`demo.html` with what was shown, and the benchmark; returns a line for it."""
+    from markupsafe import Markup
+
+    from tercel.measure.bench_page import bench_body
+    from tercel.pages import page
+
+    shown = console.export_html(inline_styles=True, clear=False, code_format=_SHOWN)
+    write_text(out / "demo.html", page("tercel demo", Markup(shown) + bench_body([report])))
     return f"page     {out / 'demo.html'}"
+
+
+# the colours of a terminal with a light ground
+_SHOWN = """<pre style="color:{foreground};background:{background}"><code>{code}</code></pre>
+"""

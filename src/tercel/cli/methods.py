@@ -1,30 +1,60 @@
-"""`tercel methods`: by what drafts can be made, and what each needs."""
+"""`tercel methods`: by what drafts can be made, what each needs, and which of it is there."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
 from rich.table import Table
 
-from tercel.cli.bench import TRANSFORMERS
 from tercel.cli.consoles import result_console
-from tercel.cli.options import JsonFile
+from tercel.cli.options import HeadsFile, JsonFile
+from tercel.cli.paths import user_name
 from tercel.decode.proposers import KINDS, proposer_kind
 from tercel.files import write_json
+from tercel.heads import shipped
+from tercel.measure.available import EVERY, TRANSFORMERS, entry_of, lacking
+from tercel.measure.manifest import Entry, read_manifest
 
 _NEEDS = {"head": "HEAD", "model": "--draft-model"}
+_ABSENT = "not in this version"
 
 
-def command(json_file: JsonFile = None) -> None:
+def command(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TARGET]", parser=user_name, help="Tell what is there for this target.", show_default=False
+        ),
+    ] = None,
+    heads: HeadsFile = None,
+    json_file: JsonFile = None,
+) -> None:
     """List the methods for --draft and `bench --methods`, and what each needs beside the target.
 
     One of your own is named MODULE:ATTRIBUTE (docs/proposers.md).
     """
-    kinds = [(name, proposer_kind(name)) for name in KINDS]
-    rows = [(name, kind.about, [_NEEDS[need] for need in kind.needs], kind.lossy) for name, kind in kinds]
-    rows.append((TRANSFORMERS, "no drafts: stock generate(), in bench only", [], False))
+    manifest = {} if heads is None else read_manifest(heads)
+    has_head = target is not None and shipped(target) is not None
+    known = [name for name in dict.fromkeys((*KINDS, *manifest, *EVERY)) if name != TRANSFORMERS]
+    rows = [_row(name, entry_of(name, manifest), has_head) for name in known]
+    rows.append((TRANSFORMERS, "no drafts: stock generate(), in bench only", [], False, "yes"))
     if json_file is not None:
-        told = [{"name": name, "drafts": about, "needs": needs, "lossy": lossy} for name, about, needs, lossy in rows]
+        told = [dict(zip(("name", "drafts", "needs", "lossy", "ready"), row, strict=True)) for row in rows]
         write_json(json_file, {"methods": told})
-    table = Table("method", "what drafts", "needs")
-    for name, about, needs, _ in rows:
-        table.add_row(name, about, ", ".join(needs))
+    told_here = target is not None or heads is not None
+    table = Table("method", "what drafts", "needs", *(["ready"] if told_here else []))
+    for name, about, needs, _, ready in rows:
+        table.add_row(name, about, ", ".join(needs), *([ready] if told_here else []))
     result_console(json_file).print(table)
+
+
+def _row(name: str, entry: Entry, has_head: bool) -> tuple[str, str, list[str], bool, str]:
+    """Name, what drafts, what it needs, whether it changes the text, and whether what it needs is there: yes, the
+    head's folder, or what is missing."""
+    if entry.method not in KINDS and ":" not in entry.method:
+        return name, _ABSENT, [], False, "no: this version has no such method"
+    kind = proposer_kind(entry.method)
+    lacks = lacking(entry, has_head=has_head, has_model=False)
+    ready = f"no: {lacks}" if lacks is not None else entry.head or "yes"
+    return name, kind.about, [_NEEDS[need] for need in kind.needs], kind.lossy, ready

@@ -54,6 +54,16 @@ JsonFile = Annotated[
         show_default=False,
     ),
 ]
+HeadsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--heads",
+        metavar="FILE.yaml|json",
+        parser=user_path,
+        help="Heads of several methods: a file of NAME: FOLDER, or NAME: {method: METHOD, head: FOLDER, tree: SHAPE}.",
+        show_default=False,
+    ),
+]
 PlotFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE.png|svg", parser=user_path, help="Draw the result there.", show_default=False),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tercel.errors import TercelError
+from tercel.reading import short
 
 if TYPE_CHECKING:
     from tercel.decode.generation_config import Asked
@@ -20,6 +21,14 @@ def _asked_or_configured(meaning: str) -> Any:
 
 
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy.", show_default="0", rich_help_panel=_SAMPLING)]
+Temperatures = Annotated[
+    str | None,
+    typer.Option(
+        help="0 is greedy; several with commas between are measured one after the other.",
+        show_default="0",
+        rich_help_panel=_SAMPLING,
+    ),
+]
 Sample = Annotated[
     bool,
     typer.Option(
@@ -84,6 +93,19 @@ class SamplingOptions:
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sample", "generation_config")}
         read = {"logit_bias": parse_logit_bias(self.logit_bias or ()), "stop": tuple(self.stop) if self.stop else None}
         return Asked({**given, **read}, self.sample, self.generation_config)
+
+
+def parse_temperatures(text: str | None) -> list[float | None]:
+    """`"0,1"` to `[0.0, 1.0]`, None to what nobody asked for. Raises `TercelError` for what is no number."""
+    if text is None:
+        return [None]
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise TercelError(f"--temperature {short(text)} is no number, nor several with commas between") from error
+    if len(set(found)) < len(found):
+        raise TercelError(f"--temperature {short(text)} names one twice; name each once")
+    return [*found]
 
 
 def parse_logit_bias(pairs: list[str] | tuple[str, ...]) -> dict[int, float]:

@@ -13,6 +13,7 @@ from tercel import limits
 from tercel.chat.render import answer_text
 from tercel.decode.sampling import SamplingParams
 from tercel.errors import TercelError
+from tercel.measure.bench_journal import Asked, Journal
 from tercel.measure.machine import versions
 from tercel.measure.methods import Method, Run
 from tercel.measure.summary import (
@@ -33,12 +34,13 @@ SEED_STRIDE = 1000  # repetitions of a question have seeds this far apart
 @dataclass(frozen=True)
 class BenchSettings:
     """params: how every question is answered (`seed` None counts as 0; at a temperature, question `i` of a
-    task has seed `seed + i`). repeats: how often every question is asked; all repetitions count. head: name
-    for the report."""
+    task has seed `seed + i`). repeats: how often every question is asked, each time with a seed of its own; all
+    repetitions count. head, heads: names for the report, of the one head and of those by method."""
 
     params: SamplingParams = field(default_factory=SamplingParams)
     repeats: int = 1
     head: str | None = None
+    heads: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1 <= self.repeats <= limits.REPEATS:
@@ -66,13 +68,15 @@ def run_bench(
     tasks: Sequence[Task],
     settings: BenchSettings,
     progress: OnAnswer = lambda answer: None,
+    journal: Journal | None = None,
 ) -> BenchReport:
     """Answer every question of `tasks` with every method and compare.
 
     methods: by name; `vanilla` (token by token through the same loop) must be there, `transformers` is the
     second yardstick if it is. The order of methods rotates from answer to answer. Later turns of a
     conversation follow vanilla's answers for every method, so that pairs stay pairs. One short warm-up of
-    every method is not counted.
+    every method is not counted. journal: answers of an earlier run that are taken as they are, and where new ones are
+    kept.
 
     Raises `TercelError` if `vanilla` or a task is missing, or if every question of a task fills the context.
     """
@@ -81,7 +85,8 @@ def run_bench(
     if not tasks:
         raise TercelError("a benchmark needs at least one task")
     warm_up(target, methods, tasks[0].questions[0], settings.params)
-    asking = _Asking(target, methods, settings, progress)
+    journal = journal or Journal()
+    asking = _Asking(target, methods, settings, progress, journal)
     asking.total = sum(len(q.turns) for task in tasks for q in task.questions) * settings.repeats * len(methods)
     results = tuple(asking.ask(task) for task in tasks)
     rows = [row for result in results for row in result.rows]
@@ -89,6 +94,7 @@ def run_bench(
     return BenchReport(
         target=target.source.name,
         head=settings.head,
+        heads=settings.heads,
         dtype=str(target.dtype).removeprefix("torch."),
         device=str(target.device),
         backend=target.backend,
@@ -101,6 +107,7 @@ def run_bench(
         repeats=settings.repeats,
         versions=versions(),
         timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
+        sittings=journal.sittings,
     )
 
 
@@ -145,9 +152,15 @@ class _Asking:
     """Asks questions and counts answers."""
 
     def __init__(
-        self, target: TargetModel, methods: Mapping[str, Method], settings: BenchSettings, progress: OnAnswer
+        self,
+        target: TargetModel,
+        methods: Mapping[str, Method],
+        settings: BenchSettings,
+        progress: OnAnswer,
+        journal: Journal,
     ) -> None:
         self.target, self.methods, self.settings, self.progress = target, methods, settings, progress
+        self.journal = journal
         self.answers = 0
         self.total = 0
         self._asked = 0
@@ -160,7 +173,7 @@ class _Asking:
             for repetition in range(self.settings.repeats):
                 seed = (self.settings.params.seed or 0) + index + SEED_STRIDE * repetition
                 params = replace(self.settings.params, seed=seed)
-                for turn in self._conversation(task, question, params, skipped):
+                for turn in self._conversation(task, index, params, skipped):
                     for name, run in turn.items():
                         runs[name].append(run)
             if runs[VANILLA]:
@@ -176,24 +189,30 @@ class _Asking:
         return TaskResult(task.name, summarise(rows, comparable, lossy), tuple(rows), tuple(skipped))
 
     def _conversation(
-        self, task: Task, question: Question, params: SamplingParams, skipped: dict[str, None]
+        self, task: Task, number: int, params: SamplingParams, skipped: dict[str, None]
     ) -> Iterator[dict[str, Run]]:
         """Every turn's runs by method, until a prompt fills the context."""
+        question, turn = task.questions[number], 0
         talk = Talk(self.target, question)
         while (prompt := talk.prompt()) is not None:
-            turn = self._turn(task, question, prompt, params)
-            yield turn
-            talk.answered(turn[VANILLA].tokens)
+            asked = Asked(params.temperature, task.name, number, question.id, turn, params.seed or 0)
+            runs = self._turn(asked, prompt, params)
+            yield runs
+            talk.answered(runs[VANILLA].tokens)
+            turn += 1
         if talk.skipped is not None:
             skipped[talk.skipped] = None
 
-    def _turn(self, task: Task, question: Question, prompt: tuple[int, ...], params: SamplingParams) -> dict[str, Run]:
+    def _turn(self, asked: Asked, prompt: tuple[int, ...], params: SamplingParams) -> dict[str, Run]:
         names = list(self.methods)
         first = self._asked % len(names)
         self._asked += 1
-        runs = {}
+        known = self.journal.runs(asked, self.methods)
+        runs = known or {}
         for name in names[first:] + names[:first]:
-            runs[name] = self.methods[name].run(prompt, params)
+            if known is None:
+                runs[name] = self.methods[name].run(prompt, params)
+                self.journal.add(asked, name, runs[name])
             self.answers += 1
-            self.progress(BenchProgress(task.name, question.id, name, runs[name], self.answers, self.total))
+            self.progress(BenchProgress(asked.task, asked.question, name, runs[name], self.answers, self.total))
         return runs

@@ -125,24 +125,32 @@ def _columns(first: Sequence[float], second: Sequence[float]) -> tuple[np.ndarra
 def _bootstrap(
     columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], seed: int, resamples: int
 ) -> Interval:
-    """Expanded percentile interval of `statistic(sums [C] or [C, R])` over columns `[C, Q]`.
-
-    The plain percentile interval is too short for few questions, by the factor between the normal and
-    Student's distribution and `sqrt((Q - 1) / Q)`; the tail area is widened by it (T. Hesterberg, 2015,
-    section 5.3).
-    """
+    """Expanded percentile interval of `statistic(sums [C] or [C, R])` over columns `[C, Q]`."""
     value = float(statistic(columns.sum(axis=1)))
     count = columns.shape[1]
-    if count < 2:
-        return Interval(value, math.nan, math.nan)
     rng = np.random.default_rng(seed)
     chunk = max(1, _CELLS // count)
     drawn = []
-    for start in range(0, resamples, chunk):
+    for start in range(0, resamples if count > 1 else 0, chunk):
         picks = rng.integers(0, count, (min(chunk, resamples - start), count))
         drawn.append(statistic(columns[:, picks].sum(axis=2)))
-    tail = NormalDist().cdf(-math.sqrt(count / (count - 1)) * _student_quantile(count - 1))
-    low, high = np.quantile(np.concatenate(drawn), [tail, 1 - tail])
+    return expanded(value, np.concatenate(drawn) if drawn else np.zeros(0), [count])
+
+
+def expanded(value: float, drawn: np.ndarray, counts: Sequence[int]) -> Interval:
+    """The interval of a value that `drawn` `[R]` are resamples of, of so many questions in every task.
+
+    The plain percentile interval is too short for few questions, by the factor between the normal and
+    Student's distribution and `sqrt((Q - 1) / Q)`; the tail area is widened by it (T. Hesterberg, 2015,
+    section 5.3). Unknown where a task has a single question, and where a resample in twenty gives no number (nothing
+    was tried in it).
+    """
+    fine = drawn[np.isfinite(drawn)]
+    if min(counts) < 2 or len(fine) < 0.95 * len(drawn) or not math.isfinite(value):
+        return Interval(value, math.nan, math.nan)
+    widened = math.sqrt(min(counts) / (min(counts) - 1)) * _student_quantile(sum(counts) - len(counts))
+    tail = NormalDist().cdf(-widened)
+    low, high = np.quantile(fine, [tail, 1 - tail])
     return Interval(value, min(float(low), value), max(float(high), value))
 
 

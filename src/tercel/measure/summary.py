@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tercel.decode.proposers import VANILLA
 from tercel.decode.sampling import SamplingParams
 from tercel.draft.acceptance import NAlpha, tokens_of_steps
+from tercel.measure.available import TRANSFORMERS
 from tercel.measure.intervals import Interval, mean_of_ratios, proportion, ratio_of_totals, speedup
 from tercel.measure.methods import Run
 from tercel.target_model.backend_names import TORCH
-
-VANILLA, TRANSFORMERS = "vanilla", "transformers"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ class TaskResult:
 class BenchReport:
     """Everything a benchmark found. time_split_ms: method → phase → milliseconds a step. template_arguments: what
     prompts were rendered with beside the messages. backend: what computed the target's blocks. weights: those of the
-    target, if they are not its own."""
+    target, if they are not its own. heads: by method, where there is more than the one. sittings: of how many runs of
+    the program the times are, more than one if it was interrupted."""
 
     target: str
     head: str | None
@@ -122,6 +123,8 @@ class BenchReport:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     backend: str = TORCH
     weights: str | None = None
+    heads: Mapping[str, str] = field(default_factory=dict)
+    sittings: int = 1
 
     @property
     def same_bits(self) -> bool:
@@ -138,6 +141,7 @@ class BenchReport:
         return {
             "target": self.target,
             "head": self.head,
+            "heads": dict(self.heads),
             "dtype": self.dtype,
             "device": self.device,
             "backend": self.backend,
@@ -156,6 +160,7 @@ class BenchReport:
             "settings": {**asdict(self.params), "repeats": self.repeats},
             "versions": dict(self.versions),
             "timestamp": self.timestamp,
+            "sittings": self.sittings,
         }
 
 
