@@ -29,6 +29,7 @@ from tercel.cli import (
     profile,
     push,
     regenerate,
+    reproduce,
     serve,
     serve_command,
     train,
@@ -93,6 +94,7 @@ app.command("chat")(chat.command)
 app.command("explain")(explain.command)
 app.command("verify")(verify.command)
 app.command("bench")(bench.command)
+app.command("reproduce")(reproduce.command)
 app.command("methods")(methods.command)
 app.command("profile")(profile.command)
 app.command("tune")(tune.command)

@@ -1,0 +1,195 @@
+"""What an experiment measured, kept where it can be judged again, and shown beside the paper: JSON, text and a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from tercel.errors import TercelError
+from tercel.files import write_json, write_text
+from tercel.measure import paper
+from tercel.measure.bench_page import table_section, with_interval
+from tercel.measure.samples import Samples, ratio, value
+from tercel.measure.table import LEGEND, table1
+from tercel.pages import Series, lines, page, render
+from tercel.reading import read_json
+from tercel.reproduce.claims import PARTS, Judged
+from tercel.reproduce.experiments import EXPERIMENTS, Measured
+from tercel.reproduce.scales import TINY
+
+VERDICT_CLASSES = {"reproduced": "reproduced", "not reproduced": "not", "undecided": ""}
+
+
+@dataclass(frozen=True)
+class Result:
+    """name: the experiment; settings: what it was measured with (target, scale, questions, …); missing: what was left
+    out, and why."""
+
+    name: str
+    settings: dict[str, Any]
+    samples: Samples
+    missing: dict[str, str]
+    extra: dict[str, Any]
+
+    def write(self, out: Path) -> Path:
+        file = out / f"{self.name}.json"
+        told = {"experiment": self.name, "settings": self.settings, "missing": self.missing, "extra": self.extra}
+        write_json(file, {**told, "numbers": self.numbers(), "samples": self.samples.to_json()})
+        return file
+
+    def numbers(self) -> dict[str, Any]:
+        """Every quantity with its interval, and speeds as multiples of vanilla's."""
+        found = {}
+        for name, interval in self._intervals():
+            fine = interval is not None and math.isfinite(interval.value)
+            found[name] = {"value": interval.value, "ci95": interval.ci95} if interval is not None and fine else None
+        return found
+
+    def _intervals(self) -> Iterator[tuple[str, Any]]:
+        for name in self.samples.columns:
+            kind, method, *rest = name.split("/")
+            base = "/".join((kind, "vanilla", *rest))
+            if kind == "speed" and base in self.samples.columns:
+                yield "/".join(("speedup", method, *rest)), self.samples.interval(ratio, (name, base))
+            else:
+                yield name, self.samples.interval(value, (name,))
+
+    @classmethod
+    def read(cls, out: Path, name: str) -> Result | None:
+        """What an earlier run wrote; None if there is nothing. Raises `TercelError` for a file of another form."""
+        file = out / f"{name}.json"
+        if not file.is_file():
+            return None
+        found = read_json(file)
+        try:
+            samples = Samples.from_json(found["samples"])
+            return cls(name, dict(found["settings"]), samples, dict(found["missing"]), dict(found["extra"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise TercelError(f"{file} holds no result of an experiment ({error!r}); move it away") from error
+
+
+def write_page(result: Result, measured: Measured, judged: Sequence[Judged], out: Path) -> Path:
+    """The experiment's page: question, plots and tables, claims, settings."""
+    file = out / f"{result.name}.html"
+    body = render(
+        (files("tercel.reproduce") / "page.html").read_text("utf-8"),
+        name=result.name,
+        about=EXPERIMENTS[result.name].about,
+        tiny=result.settings["scale"] == TINY,
+        sections=[_section(*reports) for reports in measured.reports],
+        legend=LEGEND,
+        plots=list(_plots(result)),
+        claims=_rows(judged),
+        numbers=[(name, _told(found)) for name, found in result.numbers().items()],
+        missing=result.missing,
+        settings=result.settings,
+        source=paper.source(),
+    )
+    write_text(file, page(f"tercel reproduce {result.name}", body))
+    return file
+
+
+def write_claims(judged: Sequence[Judged], settings: Mapping[str, Any], out: Path) -> tuple[Path, Path]:
+    """`claims.json` and `claims.html`."""
+    write_json(out / "claims.json", [each.to_json() for each in judged])
+    body = render(
+        (files("tercel.reproduce") / "claims.html").read_text("utf-8"),
+        claims=_rows(judged),
+        counts={name: sum(each.verdict == name for each in judged) for name in VERDICT_CLASSES},
+        tiny=settings["scale"] == TINY,
+        settings=settings,
+        source=paper.source(),
+    )
+    write_text(out / "claims.html", page("tercel reproduce claims", body))
+    return out / "claims.json", out / "claims.html"
+
+
+def _section(sized: Any, fixed: Any) -> dict[str, Any]:
+    return table_section(table1(sized, fixed), sized)
+
+
+def _told(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    ci95 = found["ci95"]
+    return f"{found['value']:.3f}" + ("" if ci95 is None else f" [{ci95[0]:.3f}, {ci95[1]:.3f}]")
+
+
+def _rows(judged: Sequence[Judged]) -> list[dict[str, str]]:
+    return [
+        {
+            "text": each.claim.text,
+            "paper": each.claim.paper,
+            "measured": with_interval(each.interval),
+            "rule": each.to_json()["rule"],
+            "verdict": each.verdict,
+            "kind": VERDICT_CLASSES[each.verdict],
+            "why": each.why,
+        }
+        for each in judged
+    ]
+
+
+def _plots(result: Result) -> Iterator[tuple[str, Markup]]:
+    """Of the experiments whose numbers lie on a line."""
+    numbers = result.numbers()
+    if result.name == "fig1":
+        ticks = [(float(place), "all" if part == 1 else f"1/{part}") for place, part in enumerate(PARTS)]
+        found = [
+            Series(method, _points(numbers, [f"tau/{method}/1of{part}" for part in PARTS]))
+            for method in ("eagle3", "eagle2")
+        ]
+        if any(series.points for series in found):
+            yield "τ against the share of the data", lines(found, x="data", y="τ", ticks=ticks)
+    elif result.name in ("fig4", "fig7"):
+        yield from _alpha_plots(result, numbers)
+    elif result.name == "table3":
+        batches = result.extra["batches"]
+        ticks = [(float(place), str(batch)) for place, batch in enumerate(batches)]
+        names = list(dict.fromkeys(name.split("/")[1] for name in numbers))
+        found = [
+            Series(name, _points(numbers, [f"speedup/{name}/b{batch}" for batch in batches])) for name in names
+        ]
+        table = paper.numbers()["table3"]
+        beside = dict(zip(table["batches"], table["eagle3"], strict=True))
+        told = [(float(place), beside[b], None, None) for place, b in enumerate(batches) if b in beside]
+        found.append(Series("paper's eagle3, on a GPU", told, dashed=True))
+        yield "throughput over that without drafts", lines(found, x="requests at a time", y="times", ticks=ticks)
+
+
+def _alpha_plots(result: Result, numbers: Mapping[str, Any]) -> Iterator[tuple[str, Markup]]:
+    depth = result.extra["depth"]
+    ticks = [(float(n), str(n)) for n in range(depth)]
+    for temperature in result.extra["temperatures"]:
+        end = f"T{temperature:g}"
+        names = list(dict.fromkeys(n.split("/")[1] for n in numbers if n.endswith(f"/{end}")))
+        found = [
+            Series(name, _points(numbers, [f"alpha{n}/{name}/{end}" for n in range(depth)])) for name in names
+        ]
+        if result.name == "fig7" and temperature == 0:
+            figure = paper.numbers()["fig7"]
+            for name in ("eagle", "eagle3"):
+                pairs = zip(figure["n"], figure[name], strict=True)
+                points = [(float(n), rate, None, None) for n, rate in pairs if n < depth]
+                found.append(Series(f"paper's {name}", points, dashed=True))
+        title = f"share of right drafts after n of the head's own outputs, {end.replace('T', 'T=')}"
+        yield title, lines(found, x="n", y="n-α", ticks=ticks, zero=True)
+
+
+def _points(
+    numbers: Mapping[str, Any], names: Sequence[str]
+) -> list[tuple[float, float, float | None, float | None]]:
+    """At the places of these names, those that were measured."""
+    points: list[tuple[float, float, float | None, float | None]] = []
+    for place, name in enumerate(names):
+        found = numbers.get(name)
+        if found is not None:
+            low, high = found["ci95"] or (None, None)
+            points.append((float(place), found["value"], low, high))
+    return points
