@@ -351,7 +351,8 @@ def _judged(name: str, result: Result, command: str = "") -> list[Judged]:
     from tercel.reproduce.claims import CLAIMS as ALL_CLAIMS
     from tercel.reproduce.claims import judge
 
-    return [judge(claim, {name: result.samples}, command) for claim in ALL_CLAIMS if claim.experiment == name]
+    found = {name: result.samples}
+    return [judge(claim, found, command, result.missing) for claim in ALL_CLAIMS if claim.experiment == name]
 
 
 def judge_all(
@@ -368,8 +369,11 @@ def judge_all(
     from tercel.reproduce.results import write_claims
 
     found = {result.name: result.samples for result in results}
+    absent = {name: why for result in results for name, why in result.missing.items()}
     judged = [
-        judge(claim, found, given.command(claim.experiment)) for claim in ALL_CLAIMS if claim.experiment in names
+        judge(claim, found, given.command(claim.experiment), absent)
+        for claim in ALL_CLAIMS
+        if claim.experiment in names
     ]
     written = write_claims(judged, told, places.out) if len(names) > 1 else ()
     if judged:

@@ -21,6 +21,7 @@ from tercel.measure.available import entry_of, lacking
 from tercel.measure.manifest import Entry
 from tercel.reading import read_json
 from tercel.reproduce.scales import RECIPES, Recipe, Scale, method_of, recipe_of
+from tercel.train.config import EAGLE3, METHODS
 
 Words = Sequence[str]
 RunCommand = Callable[[Words], None]
@@ -58,7 +59,7 @@ class Workshop:
         this version has no such method."""
         if recipe in self.manifest or not self.data:
             return False
-        return method_of(recipe) in KINDS
+        return self.settings(recipe).get("method", EAGLE3) in METHODS
 
     def lacks(self, name: str) -> str | None:
         """Why `name` cannot be measured, as a clause."""
@@ -69,7 +70,11 @@ class Workshop:
 
     def to_train(self, names: Sequence[str]) -> list[str]:
         """Recipes of these names whose head is not there yet."""
-        recipes = dict.fromkeys(recipe for name in names if (recipe := recipe_of(name)) and name not in self.manifest)
+        recipes = dict.fromkeys(
+            recipe
+            for name in names
+            if (recipe := recipe_of(name)) and name not in self.manifest and method_of(name) in KINDS
+        )
         return [recipe for recipe in recipes if self.trains(recipe) and not self._made(recipe)]
 
     def head_folder(self, recipe: str) -> Path:

@@ -20,6 +20,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tercel.files import atomic_dir, write_text
+from tercel.target_model.gguf import quiet_transformers
 
 START, END, SEED = "<|im_start|>", "<|im_end|>", 5
 TEMPLATE = (
@@ -54,7 +55,7 @@ def tiny_target(folder: Path, layers: int = SIZES["num_hidden_layers"]) -> str:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             model = LlamaForCausalLM(config).float().eval()
-        with atomic_dir(folder) as partial:
+        with quiet_transformers(), atomic_dir(folder) as partial:
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
     return str(folder)
