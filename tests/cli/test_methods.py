@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tercel.decode.proposers import KINDS
+from tercel.decode.proposers import KINDS, proposer_kind
 from tercel.measure.available import EVERY
 from tercel.measure.methods import EngineMethod, Run
 from tests.cli.conftest import World
@@ -95,10 +95,8 @@ def test_the_methods_are_listed_with_what_they_need(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in json.loads((tmp_path / "methods.json").read_text())["methods"]}
     assert set(rows) == {*KINDS, *EVERY}
     assert {name: row["needs"] for name, row in rows.items() if row["needs"]} == {
-        "eagle": ["HEAD"], "eagle2": ["HEAD"], "hass": ["HEAD"],
-        "medusa": ["HEAD"], "medusa-typical": ["HEAD"], "hydra": ["HEAD"],
-        "eagle3": ["HEAD"], "eagle3-sampled-chain": ["HEAD"], "sps": ["--draft-model"]
-    }  # fmt: skip
+        name: ["--draft-model"] if name == "sps" else ["HEAD"] for name in KINDS if proposer_kind(name).needs
+    }
     assert all(row["drafts"] and name in listed.out for name, row in rows.items())
 
 

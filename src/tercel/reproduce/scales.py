@@ -38,7 +38,15 @@ SCALES = {
         questions=3,
         tokens=20,
         seeds=1,
-        recipe={"epochs": 200, "max_steps": 60, "batch_tokens": 512, "draft_vocab": 0, "lr": 4e-3, "ttt_steps": 4, "eval_share": 0.1},
+        recipe={
+            "epochs": 200,  # as many as `max_steps` takes
+            "max_steps": 60,
+            "batch_tokens": 512,
+            "draft_vocab": 0,
+            "lr": 4e-3,
+            "ttt_steps": 4,
+            "eval_share": 0.1,
+        },
         chain=8,
         rounds=3,
     ),

@@ -1,0 +1,81 @@
+"""An experiment on the tiny model from end to end, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tercel.errors import TercelError
+from tercel.measure.samples import Samples
+from tercel.reproduce.heads import Workshop, count_rows
+from tercel.reproduce.results import Result
+from tercel.reproduce.scales import SCALES, TINY
+from tests.cli.running import refused, run
+from tests.measure.test_bench_report import checked
+
+
+def test_a_tiny_experiment_from_nothing(tmp_path: Path) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    asked = ["reproduce", "fig4", "--scale", "tiny", "--runs", str(runs), "--out", str(out)]
+    asked += ["--questions", "3", "--max-new-tokens", "6", "--steps", "2"]
+    done = run(*asked)
+    assert done.code == 0, done.err
+    assert "rules, fixed before the run" in done.out
+    assert "heads are trained first" in done.err
+    assert "$ tercel train" in done.err
+    value = json.loads((out / "fig4.json").read_text("utf-8"))
+    assert {"alpha0/eagle3/T0", "alpha1/eagle3/T0", "alpha0/no-feature-loss/T0"} <= set(value["numbers"])
+    assert value["settings"]["scale"] == "tiny"
+    words = checked((out / "fig4.html").read_text("utf-8"))
+    assert "Tiny scale" in words
+    assert "1-α of eagle3 is above that of EAGLE" in words
+    kept = Result.read(out, "fig4")
+    assert kept is not None
+    assert kept.numbers() == value["numbers"]
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*.safetensors")}
+    again = run(*asked)
+    assert again.code == 0, again.err
+    assert "heads are trained first" not in again.err
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*.safetensors")} == before
+
+
+def test_what_cannot_be_reproduced_is_told(tmp_path: Path) -> None:
+    refused(run("reproduce", "table9"), "there is no experiment table9", "claims")
+    (tmp_path / "fig1.json").write_text('{"samples": 3}', "utf-8")
+    with pytest.raises(TercelError, match="no result of an experiment"):
+        Result.read(tmp_path, "fig1")
+    assert Result.read(tmp_path, "fig4") is None
+    full = run("reproduce", "table1", "--scale", "full")
+    assert full.code == 0
+    assert "lmsys/vicuna-13b-v1.3@6566e9cb1787585d1147dcf4f9bc48f29e1328d2" in full.out
+
+
+def test_results_are_kept_as_they_were_counted(tmp_path: Path) -> None:
+    drafted, base = {"r": ((1.0, 2.0), (3.0, 4.0))}, {"r": ((1.0, 1.0), (1.0, 1.0))}
+    samples = Samples({"speed/x/b1": drafted, "speed/vanilla/b1": base})
+    result = Result("table3", {"scale": TINY}, samples, {"eagle": "no head is given"}, {"batches": [1]})
+    result.write(tmp_path)
+    again = Result.read(tmp_path, "table3")
+    assert again is not None
+    assert again.samples == samples
+    assert set(again.numbers()) == {"speedup/x/b1", "speedup/vanilla/b1"}
+    assert again.numbers() == result.numbers()
+
+
+def test_heads_without_anything_to_learn_from(tmp_path: Path) -> None:
+    shop = Workshop(SCALES[TINY], "target", 6, (), tmp_path, {})
+    assert shop.lacks("eagle3") == "no head is given with --heads, nor answers with --data to train one on"
+    assert shop.lacks("pld") is None
+    assert shop.lacks("sps") == "no --draft-model is given"
+    assert shop.to_train(["eagle3", "pld"]) == []
+    with pytest.raises(TercelError, match="is no file"):
+        count_rows(tmp_path / "gone")
+    rows = tmp_path / "answers.jsonl"
+    rows.write_text("{}\n" * 16, "utf-8")
+    shop = Workshop(SCALES[TINY], "target", 6, (str(rows),), tmp_path, {})
+    assert shop.to_train(["eagle3", "eagle3/1of8", "pld"]) == ["eagle3", "eagle3/1of8"]
+    assert shop.settings("eagle3/1of8")["limit"] == 2
+    assert shop.settings("no-feature-loss")["feature_layers"] == [5]
+    assert shop.settings("no-feature-loss")["ttt_steps"] == 1
