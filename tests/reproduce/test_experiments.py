@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tercel.errors import TercelError
+from tercel.measure.manifest import Entry
 from tercel.measure.samples import Samples
-from tercel.reproduce.heads import Workshop, count_rows
+from tercel.reproduce.heads import Workshop, first_rows
 from tercel.reproduce.results import Result
 from tercel.reproduce.scales import SCALES, TINY
 from tests.cli.running import refused, run
@@ -65,17 +66,24 @@ def test_results_are_kept_as_they_were_counted(tmp_path: Path) -> None:
 
 
 def test_heads_without_anything_to_learn_from(tmp_path: Path) -> None:
-    shop = Workshop(SCALES[TINY], "target", 6, (), tmp_path, {})
+    shop = Workshop(SCALES[TINY], "target", 6, (), tmp_path, {}, own_head=True)
+    assert shop.lacks("eagle3") is None  # the shipped one
+    for other in ("eagle3/1of8", "eagle3-top-layer"):  # whose head it is not
+        assert shop.lacks(other) is not None
+    shop = Workshop(SCALES[TINY], "target", 6, (), tmp_path, {"eagle": Entry("eagle", "e")})
+    assert shop.entry("eagle2") == Entry("eagle2", "e")
     assert shop.lacks("eagle3") == "no head is given with --heads, nor answers with --data to train one on"
     assert shop.lacks("pld") is None
     assert shop.lacks("sps") == "no --draft-model is given"
     assert shop.to_train(["eagle3", "pld"]) == []
     with pytest.raises(TercelError, match="is no file"):
-        count_rows(tmp_path / "gone")
+        first_rows(tmp_path / "gone", 2)
     rows = tmp_path / "answers.jsonl"
-    rows.write_text("{}\n" * 16, "utf-8")
+    rows.write_text("".join(f'{{"n": {number}}}\n' for number in range(16)), "utf-8")
+    assert first_rows(rows, 8) == '{"n": 0}\n{"n": 1}\n'
     shop = Workshop(SCALES[TINY], "target", 6, (str(rows),), tmp_path, {})
     assert shop.to_train(["eagle3", "eagle3/1of8", "pld"]) == ["eagle3", "eagle3/1of8"]
-    assert shop.settings("eagle3/1of8")["limit"] == 2
+    assert shop.command("eagle3/1of8")[3] == str(tmp_path / "data" / "1of8.jsonl")
+    assert shop.entry("eagle3/1of8").method == "eagle3"
     assert shop.settings("no-feature-loss")["feature_layers"] == [5]
     assert shop.settings("no-feature-loss")["ttt_steps"] == 1

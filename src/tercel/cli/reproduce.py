@@ -238,6 +238,8 @@ class Setting:
             "seeds": scale.seeds,
             "rounds": scale.rounds,
             "training": dict(scale.recipe),
+            "heads": {name: entry.head for name, entry in self.workshop.manifest.items()},
+            "data": list(self.workshop.data),
             "versions": versions(),
         }
 

@@ -16,7 +16,6 @@ import yaml
 from tercel.decode.proposers import KINDS
 from tercel.errors import TercelError
 from tercel.files import write_json, write_text
-from tercel.growing import json_lines
 from tercel.measure.available import entry_of, lacking
 from tercel.measure.manifest import Entry
 from tercel.reading import read_json
@@ -48,11 +47,13 @@ class Workshop:
         if name in self.manifest:
             return self.manifest[name]
         recipe = recipe_of(name)
-        if recipe is None or not self.trains(recipe):
-            entry = entry_of(name, self.manifest)
-            return Entry(method_of(name), entry.head, entry.tree)
-        given = self.manifest.get(recipe)
-        return Entry(method_of(name), str(self.head_folder(recipe)) if given is None else given.head)
+        if recipe in self.manifest:
+            head: str | None = self.manifest[recipe].head
+        elif recipe is not None and self.trains(recipe):
+            head = str(self.head_folder(recipe))
+        else:
+            head = entry_of(name, self.manifest).head
+        return Entry(method_of(name), head)
 
     def trains(self, recipe: str) -> bool:
         """Whether the recipe's head is made here: unless the manifest names one, there is nothing to learn from, or
@@ -63,7 +64,8 @@ class Workshop:
 
     def lacks(self, name: str) -> str | None:
         """Why `name` cannot be measured, as a clause."""
-        reason = lacking(self.entry(name), has_head=self.own_head, has_model=self.has_model)
+        own = self.own_head and name == EAGLE3
+        reason = lacking(self.entry(name), has_head=own, has_model=self.has_model)
         if reason == "no head is given" and not self.data:
             return "no head is given with --heads, nor answers with --data to train one on"
         return reason
@@ -83,7 +85,7 @@ class Workshop:
     def command(self, recipe: str) -> list[str]:
         """The line that trains it; its settings stand in a file beside."""
         config = self._file(recipe, "yaml")
-        data = [word for file in self.data for word in ("--data", file)]
+        data = [word for file in self._data(recipe) for word in ("--data", file)]
         out = str(self.head_folder(recipe))
         return ["train", self.target, *data, "--config", str(config), "--out", out, *self.more]
 
@@ -104,11 +106,17 @@ class Workshop:
         values = {**self.scale.recipe, **wanted.settings}
         if wanted.top_layer:
             values["feature_layers"] = [self.layers - 1]
-        if wanted.part > 1:
-            values["limit"] = max(1, min(count_rows(Path(file)) for file in self.data) // wanted.part)
         return values
 
+    def _data(self, recipe: str) -> Sequence[str]:
+        """The files that it learns from; a part of the data has a file of its own."""
+        part = RECIPES[recipe].part
+        return self.data if part == 1 else (str(self.folder / "data" / f"1of{part}.jsonl"),)
+
     def _write_settings(self, recipe: str) -> None:
+        part = RECIPES[recipe].part
+        if part > 1:
+            write_text(Path(self._data(recipe)[0]), "".join(first_rows(Path(file), part) for file in self.data))
         write_text(self._file(recipe, "yaml"), yaml.safe_dump(self.settings(recipe), sort_keys=True))
 
     def _made(self, recipe: str) -> bool:
@@ -117,15 +125,17 @@ class Workshop:
 
     def _done(self, recipe: str) -> dict[str, Any]:
         """What a head hangs on."""
-        return {"target": self.target, "data": list(self.data), "settings": self.settings(recipe)}
+        told = {"target": self.target, "data": list(self.data), "part": RECIPES[recipe].part}
+        return {**told, "settings": self.settings(recipe)}
 
     def _file(self, recipe: str, ending: str) -> Path:
         return self.folder / "recipes" / f"{recipe.replace('/', '-')}.{ending}"
 
 
-def count_rows(file: Path) -> int:
-    """Conversations of a JSONL file. Raises `TercelError` for data that are no file, of which no part can be named."""
+def first_rows(file: Path, part: int) -> str:
+    """The first 1/part of the rows of a JSONL file. Raises `TercelError` for data that are no file, of which no part
+    can be taken."""
     if not file.is_file():
         raise TercelError(f"{file} is no file; parts of the data can only be taken of JSONL files")
-    return sum(1 for _ in json_lines(file))
-
+    rows = [line for line in file.read_text("utf-8").splitlines(keepends=True) if line.strip()]
+    return "".join(rows[: max(1, len(rows) // part)])
