@@ -96,11 +96,12 @@ def time_split(report: BenchReport) -> Markup | None:
 
 
 def with_interval(interval: Interval | None) -> str:
-    """`1.22 [1.10, 1.35]`."""
+    """`1.22 [1.10, 1.35]`; without an interval where there is none, or it is a point."""
     if interval is None:
         return "–"
-    ci95 = interval.ci95
-    return f"{interval.value:.2f}" + ("" if ci95 is None else f" [{ci95[0]:.2f}, {ci95[1]:.2f}]")
+    if interval.ci95 is None or interval.low == interval.high:
+        return f"{interval.value:.2f}"
+    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def _bars(table: Table1, which: int) -> Markup:
