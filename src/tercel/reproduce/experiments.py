@@ -35,6 +35,7 @@ class Experiment:
     names: tuple[str, ...]
     tasks: tuple[str, ...]
     measure: Callable[[Experiment, World], Measured]
+    temperatures: tuple[float, ...] = (0.0,)
 
     def entries(self, world: World) -> dict[str, Entry]:
         """Raises `TercelError` if none of the names is there."""
@@ -48,7 +49,7 @@ def _benchmarks(experiment: Experiment, world: World) -> Measured:
     """Speed with drafts as large as pays, τ in the papers' trees, at every temperature."""
     entries, tasks = experiment.entries(world), world.some(experiment.tasks)
     samples, reports = Samples({}), []
-    for temperature in TEMPERATURES if experiment.names[0] == "sps" else TEMPERATURES[:1]:
+    for temperature in experiment.temperatures:
         name = "-".join(("bench", *experiment.names[:1], *experiment.tasks[:1]))
         fixed = world.bench(name, entries, tasks, temperature)
         sized = world.bench(name, entries, tasks, temperature, sized=True)
@@ -70,15 +71,15 @@ def _against_data(experiment: Experiment, world: World) -> Measured:
     return Measured(Samples(columns), (), {"parts": list(PARTS)})
 
 
-def _chains(temperatures: Sequence[float], depth: int | None) -> Callable[[Experiment, World], Measured]:
+def _chains(depth: int | None) -> Callable[[Experiment, World], Measured]:
     """n-α over chains of `depth` drafts; None for the scale's length."""
 
     def measure(experiment: Experiment, world: World) -> Measured:
         entries, tasks = experiment.entries(world), world.some(experiment.tasks)
         samples, length = Samples({}), depth or world.scale.chain
-        for temperature in temperatures:
+        for temperature in experiment.temperatures:
             samples = samples.merged(world.alphas(entries, tasks, temperature, length))
-        return Measured(samples, (), {"depth": length, "temperatures": list(temperatures)})
+        return Measured(samples, (), {"depth": length, "temperatures": list(experiment.temperatures)})
 
     return measure
 
@@ -106,6 +107,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ("sps", "pld", "lookahead", "medusa", "hydra", "eagle", "eagle2", "hass", "eagle3"),
         PAPER_TASKS,
         _benchmarks,
+        TEMPERATURES,
     ),
     "table2": Experiment(
         "What do leaving out the feature loss, and fusing features of several layers, each bring?",
@@ -125,13 +127,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         "How well do heads draft from the target's features, and from an output of their own?",
         ("eagle", "no-feature-loss", "eagle3"),
         ("mt_bench",),
-        _chains((0.0,), 2),
+        _chains(2),
     ),
     "fig7": Experiment(
         "How well do heads draft from more and more outputs of their own?",
         ("eagle", "eagle3"),
         ("mt_bench", "gsm8k", "humaneval"),
-        _chains(TEMPERATURES, None),
+        _chains(None),
+        TEMPERATURES,
     ),
     "table3": Experiment(
         "What is the throughput with many requests at a time?", ("eagle", "eagle3"), ("mt_bench",), _batches
