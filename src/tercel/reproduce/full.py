@@ -83,16 +83,15 @@ def commands(name: str) -> Iterator[str]:
 
 def _training(model: Model, folder: str, recipe: str) -> Iterator[str]:
     """Of the paper: 2 epochs, 7 steps of training-time test, packed 2,048 tokens, AdamW."""
-    wanted = RECIPES[recipe]
+    wanted, out = RECIPES[recipe], f"{folder}/{recipe.replace('/', '-')}"
     if wanted.part > 1:
-        yield f"# of the first 1/{wanted.part} of the data: put `limit: ROWS` into a file for --config"
+        yield f"# of the first 1/{wanted.part} of the data: add `limit: ROWS` to its settings"
     if wanted.top_layer:
-        yield "# of the last layer's features alone: put `feature_layers: [LAST]` into a file for --config"
+        yield "# of the last layer's features alone: add `feature_layers: [LAST]` to its settings"
+    values = {"draft_vocab": 32000, "epochs": 2, **wanted.settings, "target_sharding": model.sharding}
+    yield f"printf '%s\\n' {shlex.join(f'{key}: {value}' for key, value in values.items())} > {out}.yaml"
     data = [word for source in model.data for word in ("--data", f"{folder}/{source}.jsonl")]
-    settings = {"draft_vocab": 32000, "epochs": 2, **wanted.settings, "target_sharding": model.sharding}
-    flags = [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-    out = f"{folder}/{recipe.replace('/', '-')}"
-    words = ("train", model.name, *data, "--out", out, *flags)
+    words = ("train", model.name, *data, "--out", out, "--config", f"{out}.yaml")
     yield f"torchrun --nproc-per-node {model.ranks} -m {_line(*words)}"
 
 
