@@ -204,7 +204,7 @@ def test_the_page_is_one_file_that_tells_all(tmp_path: Path) -> None:
     for part in ("Temperature 0", "Temperature 1", "eagle3", "mean", "paper 5.51, τ 6.62", "<b>head", "Fastest is"):
         assert part in words
     assert "<b>" not in text
-    cell = table1(found[0]).lines[1].cells["mean"].speedup.interval
+    cell = table1(found[0]).lines[2].cells["mean"].speedup.interval
     assert cell is not None
     assert f"{cell.value:.2f} [{cell.low:.2f}, {cell.high:.2f}]" in words
     for need in ("prefers-color-scheme: dark", "max-width: 640px", 'name="viewport"'):
