@@ -121,8 +121,7 @@ def test_ragged_rows_in_chunks_and_trees_are_the_references(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_contexts_of_several_chunks_are_the_references(arch: str) -> None:
-    """Prompts that end in the first chunk of slots, behind its border, and in the third; in pieces, then trees over them
-    and over the border."""
+    """Prompts that end in the first chunk of slots, behind its border, and in the third; then trees, also over it."""
     lengths = (381, 403, 1187, 20)
     both = Both(arch, len(lengths), 2048)
     both.prefill([some_tokens(n, seed=n).tolist() for n in lengths], list(range(len(lengths))), chunk=300)

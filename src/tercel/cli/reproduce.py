@@ -58,7 +58,7 @@ class Sizes:
     ] = None
 
     def of(self, scale: Scale) -> Scale:
-        found = {
+        found: dict[str, Any] = {
             "questions": self.questions,
             "tokens": self.max_new_tokens,
             "seeds": self.seeds,

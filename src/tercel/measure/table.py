@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from tercel.measure import paper
 from tercel.measure.intervals import Interval
 from tercel.measure.samples import SPEED, TAU, Samples, difference, difference_of_ratios, ratio, samples_of, value
 from tercel.measure.summary import TRANSFORMERS, VANILLA, BenchReport, MethodSummary
 
-BEST, LEVEL, BEHIND, UNKNOWN = "best", "level", "behind", "unknown"
 Standing = Literal["best", "level", "behind", "unknown"]
+BEST: Final = "best"
+LEVEL: Final = "level"
+BEHIND: Final = "behind"
+UNKNOWN: Final = "unknown"
 MARKS: dict[Standing, str] = {BEST: "*", LEVEL: "~", BEHIND: "", UNKNOWN: ""}
 LEGEND = "* best of its column; ~ not told apart from the best by these questions (paired bootstrap, 95 %)"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from tercel.measure.intervals import Interval
 from tercel.measure.samples import (
@@ -24,8 +24,10 @@ from tercel.measure.samples import (
     smallest_ratio,
 )
 
-REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "undecided"
 Verdict = Literal["reproduced", "not reproduced", "undecided"]
+REPRODUCED: Final = "reproduced"
+NOT_REPRODUCED: Final = "not reproduced"
+UNDECIDED: Final = "undecided"
 
 
 @dataclass(frozen=True)

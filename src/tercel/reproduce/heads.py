@@ -47,7 +47,7 @@ class Workshop:
         if name in self.manifest:
             return self.manifest[name]
         recipe = recipe_of(name)
-        if recipe in self.manifest:
+        if recipe is not None and recipe in self.manifest:
             head: str | None = self.manifest[recipe].head
         elif recipe is not None and self.trains(recipe):
             head = str(self.head_folder(recipe))
