@@ -52,7 +52,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, world: World) -> 
         (["--widths", ","], ("no block to measure",)),
         (["--plot", str(tmp_path / "a.txt")], (".png or .svg",)),
         (["--tasks", "nothing"], ("there is no task nothing",)),
-        (["--draft", "eagle"], ("did you mean eagle3?",)),
+        (["--draft", "eagel3"], ("did you mean eagle3?",)),
     ):
         refused(run(*asked, *more), *words)
     refused(run("profile", world.target, str(tmp_path / "none"), *EXACT), "there is no head")

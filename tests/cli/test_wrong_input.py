@@ -252,7 +252,7 @@ def test_unknown_task(tmp_path: Path, world: World, verb: str) -> None:
 
 
 def test_unknown_method(world: World) -> None:
-    refused(run("bench", world.target, world.head, "--methods", "vanilla,eagle"), "did you mean eagle3?")
+    refused(run("bench", world.target, world.head, "--methods", "vanilla,eagel3"), "did you mean eagle3?")
     refused(run("bench", world.target, world.head, "--methods", "eagle3"), "lacks vanilla")
     refused(run("verify", world.target, world.head, "--temperature", "0"), "--temperature")
     refused(run("bench", world.target, world.head, "--draft", "none"), "--draft none")

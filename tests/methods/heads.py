@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tercel.decode.proposers import EAGLE, EAGLE2, HASS
+from tercel.decode.proposers import EAGLE, EAGLE2, HASS, MTP
 from tercel.draft import DraftModel, DraftVocabulary, Eagle1Config, HeadInfo
 from tercel.draft.binding import bind
 from tercel.draft.kinds import new_head
@@ -14,6 +14,7 @@ from tercel.methods.hydra import HydraConfig
 from tercel.methods.last_hidden import LastHiddenConfig, LastHiddenHead
 from tercel.methods.medusa import MedusaConfig
 from tercel.target_model.protocol import TargetModel
+from tests.methods.mtp_worlds import random_mtp
 
 CONFIGS: dict[str, type[LastHiddenConfig]] = {"medusa": MedusaConfig, "hydra": HydraConfig}
 
@@ -56,5 +57,7 @@ def random_head_of(method: str, target: TargetModel) -> DraftModel | None:
     """A head that the method drafts with; None for methods that this file has no heads for."""
     if method in (EAGLE, EAGLE2, HASS):
         return random_eagle(target)
+    if method == MTP:
+        return random_mtp(target)
     kind = next((kind for kind in CONFIGS if method.startswith(kind)), None)
     return None if kind is None else random_parts(kind, target)

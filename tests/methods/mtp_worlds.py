@@ -18,7 +18,7 @@ from tercel.draft.binding import bind
 from tercel.draft.kinds import new_head
 from tercel.methods.mtp.initial import new_config, take_from_target
 from tercel.methods.mtp.module import MtpHead
-from tercel.target_model.model import Target
+from tercel.target_model.protocol import TargetModel
 from tests.tiny import VOCAB, tiny_config, tiny_tokenizer
 
 H, LAYERS = 32, 2
@@ -44,7 +44,7 @@ COMMON: dict[str, Any] = {
 ORDER = {"qwen2": "hidden"}  # what is joined first, where that is not the embedding; it has MiMo's names
 
 
-def random_mtp(target: Target, modules: int = 2) -> DraftModel:
+def random_mtp(target: TargetModel, modules: int = 2) -> DraftModel:
     """An untrained head of the target's own kind of layer, none of whose weights are as they begin."""
     vocabulary = DraftVocabulary(torch.arange(0, target.vocab_size, 2), target.vocab_size)
     head = new_head(new_config(target, len(vocabulary), modules))

@@ -21,7 +21,6 @@ from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.prefill import CHUNK
 from tercel.target_model.protocol import TargetModel
-from tercel.target_model.transfer import to_device
 
 if TYPE_CHECKING:
     from tercel.draft.graph import HeadGraphs
@@ -82,7 +81,7 @@ class HeadProposer(Proposer):
     @torch.no_grad()
     def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:
         """Prompts are taken in at once, unless drafting does not pay: then many rows end before one is drafted for."""
-        self.state.add_rows(len(rows))
+        self.state.cache.add_rows(len(rows))
         for row, prompt in zip(rows, prompts, strict=True):
             tokens = row.tokens[token_in(0, 0) :]  # row 0 reads the first of them
             self._behind.append([Committed(tuple(tokens), tuple(layer[0] for layer in prompt.layers))])
@@ -119,18 +118,13 @@ class HeadProposer(Proposer):
         at_once = len(rows) * max(map(len, tokens)) <= CHUNK
         with self.clock.phase("head"):
             output = (self.state.extend if at_once else self.state.fill)(layers, tokens, rows)
-            if list(rows) == list(range(len(self._behind))):
-                self.state.output = output
-            else:
-                place = to_device(list(rows), self.target.device).long()
-                self.state.output = self.state.output.index_copy(0, place, output)
+            self.state.put(rows, output)
         for row in rows:
             self._behind[row] = []
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self._behind = [self._behind[row] for row in rows]
-        self.state.cache.select_rows(rows)
-        self.state.output = self.state.output[to_device(list(rows), self.target.device).long()]
+        self.state.select_rows(rows)
 
     def notes(self) -> Sequence[str]:
         if not self.limited:

@@ -68,11 +68,23 @@ class HeadState(ABC):
     def embed(self, tokens: Tensor) -> Tensor:
         return self.head.embed_tokens(tokens) if self.head.config.own_embeddings else self.target.embed(tokens)
 
-    def add_rows(self, count: int) -> None:
-        """Append rows without entries, and so without an output yet."""
-        none = torch.zeros(count, self.head.config.hidden_size, dtype=self.head.dtype, device=self.target.device)
-        self.output = torch.cat([self.output, none]) if self.cache.lengths else none
-        self.cache.add_rows(count)
+    def put(self, rows: Sequence[int], output: Tensor) -> None:
+        """`output` `[b, H]` is that of these rows' newest entries; a row that has none yet has zeros."""
+        if list(rows) == list(range(len(self.cache.lengths))):
+            self.output = output
+            return
+        place = to_device(list(rows), self.target.device).long()
+        self.output = self._of_all(output[:0]).index_copy(0, place, output)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        if len(self.output):
+            self.output = self._of_all(self.output)[to_device(list(rows), self.target.device).long()]
+        self.cache.select_rows(rows)
+
+    def _of_all(self, like: Tensor) -> Tensor:
+        known = self.output if len(self.output) else like
+        return torch.cat([known, like.new_zeros(len(self.cache.lengths) - len(known), *like.shape[1:])])
 
     @abstractmethod
     def extend(

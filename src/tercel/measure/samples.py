@@ -134,7 +134,8 @@ class Samples:
 def _times(task: str, count: int) -> np.ndarray:
     """How often each of so many questions is in a resample, `[1 + R, Q]`; in the first, which is no resample, once.
     Every task has resamples of its own."""
-    drawn = np.random.default_rng(zlib.crc32(task.encode())).multinomial(count, np.full(count, 1 / count), RESAMPLES)
+    generator = np.random.default_rng(zlib.crc32(task.encode(errors="surrogatepass")))
+    drawn = generator.multinomial(count, np.full(count, 1 / count), RESAMPLES)
     return np.concatenate([np.ones((1, count)), drawn])
 
 
