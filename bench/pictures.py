@@ -102,7 +102,13 @@ class Stage:
     alpha: tuple[float, ...]
 
 
-STAGES = ("first head\n(chains of 5)", "trained on, same data\n(chains of 3)", "more data\n(chains of 4)")
+STAGES = (
+    "first head\n(chains of 5)",
+    "trained on, same data\n(chains of 3)",
+    "more data\n(chains of 4)",
+    "Muon\n(chains of 5)",
+    "Muon, a higher rate\n(chains of 5)",
+)
 
 
 def stages(log: str) -> list[Stage]:
@@ -129,7 +135,7 @@ def draw_curve(found: Sequence[Stage]) -> Figure:
         strict=True,
     ):
         before = 0
-        for stage, name, value, colour in zip(found, STAGES, values, (PALE, BLUE, GREEN), strict=True):
+        for stage, name, value, colour in zip(found, STAGES, values, (PALE, BLUE, GREEN, "C1", "C3"), strict=True):
             axes.plot([before + s for s in stage.steps], value, marker="o", markersize=4, color=colour, label=name)
             before += stage.steps[-1]
         axes.set_title(title, fontsize=12, color=INK)
