@@ -36,6 +36,17 @@ def test_drafts_that_pay_again_are_made_again() -> None:
     assert not gate.idle
 
 
+def test_many_rows_say_sooner_that_nothing_pays() -> None:
+    def until_idle(rows: int) -> int:
+        gate, steps = Gate(rows=rows), 0
+        while not gate.idle:
+            gate.learn(-0.1, 0.1)
+            steps += 1
+        return steps
+
+    assert until_idle(1) > 1.5 * until_idle(2) > 1.5 * until_idle(32)
+
+
 @pytest.mark.parametrize("cost", [0.3, 2.0, 20.0])
 def test_trials_take_a_bounded_share_of_the_time(cost: float) -> None:
     gate, steps = Gate(-0.1), 20_000

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NEWS, DOUBT = 1 / 16, 1 / 4  # share of a step in what drafting brings: usually, and of a trial
+NEWS, MOST = 1 / 16, 1 / 4  # share of a step in what drafting brings: of one row, and at most, also of a trial
 PAUSE, LONGEST_PAUSE = 4, 64  # steps without drafts before the next trial: the first time, and by doubling at most
 TRIALS = 1 / 50  # share of the time that trials may take, so that dear ones come more rarely still
 
 
 @dataclass
 class Gate:
-    """Of steps of about so many rows. gain: tokens a row that drafting brings, beyond what it costs."""
+    """Of steps of about so many rows, which together say more than one. gain: tokens a row that drafting brings, beyond
+    what it costs."""
 
     gain: float = 0.25
+    rows: int = 1
     _pause: int = PAUSE
     _left: int = 0
 
@@ -32,7 +34,7 @@ class Gate:
         """A step with drafts gave so many tokens a row more than steps without would have given in its time; it took
         `cost` of such steps longer than one of them."""
         idle = self.idle
-        self.gain += (DOUBT if idle else NEWS) * (min(max(gain, -1.0), 2.0) - self.gain)
+        self.gain += (MOST if idle else min(MOST, NEWS * self.rows)) * (min(max(gain, -1.0), 2.0) - self.gain)
         if not self.idle:
             self._pause = PAUSE
         else:

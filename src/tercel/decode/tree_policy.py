@@ -67,7 +67,7 @@ class TreePolicy:
         self._time += MEMORY * (relative_ms - self._time)
 
     def _gate(self, rows: int) -> Gate:
-        return self._gates.setdefault(rows.bit_length(), Gate())
+        return self._gates.setdefault(rows.bit_length(), Gate(rows=rows))
 
     def children(self, depth: int) -> Floats:
         """Chances of the likeliest children of a node at `depth`, on average."""
