@@ -17,7 +17,7 @@ from line_protocol import Answer, Question
 
 from tercel.errors import TercelError
 
-WARM_UP_TOKENS = 32
+WARM_UP_TOKENS = 96  # graphs are compiled for sizes that came some ten times
 _STAT = Path("/proc/stat")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -74,7 +74,7 @@ class Interleaved:
         self.about: dict[str, dict[str, Any]] = {}
         try:
             for name, start in starters.items():
-                self._start(name, start, replace(warm_up, max_new_tokens=min(warm_up.max_new_tokens, WARM_UP_TOKENS)))
+                self._start(name, start, replace(warm_up, max_new_tokens=WARM_UP_TOKENS))
         except BaseException:
             self.close()
             raise
