@@ -219,14 +219,14 @@ def test_verify_and_its_exit_code(tmp_path: Path, world: World, monkeypatch: pyt
     assert report["ok"]
     assert report["greedy"]["tokens"] > 40
 
-    import tercel.decode.loop as loop
+    import tercel.decode.judge as judge
     from tercel.decode.verify import Verdict, verify
 
     def faulty(tree, *rest, **more):  # type: ignore[no-untyped-def]
         verdict = verify(tree, *rest, **more)
         return verdict if len(tree) == 1 else Verdict(verdict.path, verdict.accepted, (verdict.own + 1) % 100)
 
-    monkeypatch.setattr(loop, "verify", faulty)
+    monkeypatch.setattr(judge, "verify", faulty)
     ended = run(*asked, "--check", "greedy")
     assert ended.code == 1
     assert "NOT lossless" in ended.out

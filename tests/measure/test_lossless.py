@@ -99,7 +99,7 @@ def test_a_wrong_tree_mask_is_wrong(monkeypatch: pytest.MonkeyPatch, mask) -> No
 
 
 def test_a_wrong_parent_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercel.decode.loop.verify", wrong_parent)
+    monkeypatch.setattr("tercel.decode.judge.verify", wrong_parent)
     assert any(d.verdict == "WRONG" for d in greedy_check().divergences)
 
 
@@ -207,7 +207,7 @@ def test_one_hot_residual_with_sampled_drafts_is_found(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("rule", [wrong_parent, accept_anything_likely])
 def test_wrong_rules_are_found_by_distribution_alone(monkeypatch: pytest.MonkeyPatch, rule) -> None:
-    monkeypatch.setattr("tercel.decode.loop.verify", rule)
+    monkeypatch.setattr("tercel.decode.judge.verify", rule)
     check = check_sampled(small_target(), tree_engine(), PROMPTS, 50, PEAKED)
     assert check.p_value < check.alpha
 
@@ -225,7 +225,7 @@ def test_an_impossible_token_is_wrong_whatever_the_statistics(monkeypatch: pytes
     def runner_up(tree, logits, params, history, stream, best=None):
         return rules.Verdict((), (), int(logits[0].topk(2).indices[1]))
 
-    monkeypatch.setattr("tercel.decode.loop.verify", runner_up)
+    monkeypatch.setattr("tercel.decode.judge.verify", runner_up)
     params = replace(SAMPLED, top_k=1, max_new_tokens=2)
     check = check_sampled(small_target(), vanilla(small_target()), PROMPTS[:1], 3, params)
     assert (check.tokens, check.impossible, check.p_value, check.ok) == (6, 3, 0.0, False)

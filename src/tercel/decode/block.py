@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tercel.decode.types import AsideOutput, Proposal
+from tercel.decode.types import AsideOutput, Committed, Proposal
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.transfer import to_device
 
@@ -56,3 +56,23 @@ class Block:
         if aside is None:
             return None
         return AsideOutput(aside.numbers, output.of_row(row, self.nodes + len(aside)).part(self.nodes))
+
+    def committed(
+        self,
+        output: TargetOutput,
+        paths: Sequence[list[int]],
+        tokens: Sequence[tuple[int, ...]],
+        rows: Sequence[int],
+    ) -> list[Committed]:
+        """What became permanent for `rows`: by row its path, root included, and its tokens. Features are gathered with
+        one index for all rows and layers."""
+        features: list[tuple[Tensor, ...]] = [()] * len(rows)
+        if output.layers:
+            width = max(len(paths[row]) for row in rows)
+            places = [[row, *paths[row], *[0] * (width - len(paths[row]))] for row in rows]
+            index = to_device(places, output.layers[0].device)
+            together = torch.cat(output.layers, -1)[index[:, :1], index[:, 1:]].unbind()
+            sizes = [layer.shape[-1] for layer in output.layers]
+            features = [own[: len(paths[row])].split(sizes, -1) for row, own in zip(rows, together, strict=True)]
+        pairs = zip(rows, features, strict=True)
+        return [Committed(tokens[row], layers, self.beside(output, row)) for row, layers in pairs]

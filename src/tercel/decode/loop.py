@@ -25,21 +25,20 @@ from torch import Tensor
 
 from tercel import limits
 from tercel.chat.panics import guarded
-from tercel.decode.block import Block
 from tercel.decode.clock import PhaseClock
+from tercel.decode.judge import judge
 from tercel.decode.logprobs import prompt_logprobs, token_logprobs
 from tercel.decode.proposer import Proposer
 from tercel.decode.request import ActiveRequest
-from tercel.decode.sampling import best_tokens, choose_token, unchanged
+from tercel.decode.sampling import choose_token
 from tercel.decode.trace import StepTrace, trace_first, trace_rows
-from tercel.decode.types import Committed, Event, Proposal, Request
-from tercel.decode.verify import Verdict, verify, verify_sampled_drafts
+from tercel.decode.types import Event, Request
+from tercel.decode.verify import Verdict
 from tercel.errors import TercelError
 from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.prefill import CHUNK, Prompt, run_chunk
 from tercel.target_model.protocol import RowCache, TargetModel
-from tercel.target_model.transfer import to_device
 
 
 class DecodingLoop:
@@ -167,7 +166,8 @@ class DecodingLoop:
         with clock.phase("tree"):
             depths = [self.target.block_depth(length) for length in self._cache.lengths[: len(self._rows)]]
             proposals = [p.up_to(depth) for p, depth in zip(self.proposer.propose(self._rows), depths, strict=True)]
-        block, output, logits, verdicts = self._judge(proposals)
+        judged = judge(self.target, self.proposer, self._cache, self._rows, proposals, clock)
+        block, logits, verdicts = judged.block, judged.logits, judged.verdicts
         traces: list[StepTrace | None] = [None] * len(self._rows)
         if any(row.traced for row in self._rows):
             stopped = clock.now()
@@ -190,60 +190,13 @@ class DecodingLoop:
                 self.proposer.select_rows(survivors)
         with clock.phase("tree"):
             if survivors:
-                self.proposer.commit(self._committed(events, block, output, paths, survivors))
+                tokens = [event.emission.tokens for event in events]
+                self.proposer.commit(block.committed(judged.output, paths, tokens, survivors))
         seconds = clock.now() - started
         spent = {phase: clock.seconds[phase] - before[phase] for phase in before}
         finished = [row.spend(event, seconds, spent) for row, event in zip(self._rows, events, strict=True)]
         self._rows = [self._rows[i] for i in survivors]
         return finished
-
-    def _judge(self, proposals: list[Proposal]) -> tuple[Block, TargetOutput, Tensor, list[Verdict | Exception]]:
-        """All trees run and verified; with the logits `[B, N, V]` of that. A row that fails is run again without its
-        drafts, so that its answer ends where it would token by token: the NaN of a wrong draft reaches all nodes,
-        whatever the mask.
-
-        Drafts that were drawn stay: to draw anew only where they failed would change the text's distribution.
-        """
-        block = Block(proposals)
-        while True:
-            with self._clock.phase("target"):
-                output = self._run(block)
-                logits = self.target.logits(output.hidden[:, : block.nodes])  # [B, N, V]
-            with self._clock.phase("verify"):
-                verdicts = self._verify(block.proposals, logits)
-            alone = [
-                p.up_to(0) if isinstance(verdict, Exception) and p.distributions is None else p
-                for p, verdict in zip(block.proposals, verdicts, strict=True)
-            ]
-            if alone == block.proposals:
-                return block, output, logits, verdicts
-            block = block.of(alone)
-
-    def _run(self, block: Block) -> TargetOutput:
-        """One forward over every row's tree, and what is computed beside it."""
-        tokens, positions, seen = block.on(self.target.device, self._cache.lengths)
-        layers = self.proposer.feature_layers
-        return self.target.forward(tokens, positions, self._cache, seen, layers, range(len(tokens)))
-
-    def _verify(self, proposals: Sequence[Proposal], logits: Tensor) -> list[Verdict | Exception]:
-        """A verdict a row, or why it has none; for greedy requests all that leaves the device is the best token of
-        every node."""
-        plain = [row.params.greedy and unchanged(row.params, row.history) for row in self._rows]
-        best = best_tokens(logits) if any(plain) else [[]] * len(plain)
-        verdicts: list[Verdict | Exception] = []
-        for row, proposal, scores, known, use in zip(self._rows, proposals, logits, best, plain, strict=True):
-            tree, scores = proposal.tree, scores[: len(proposal.tree)]
-            how = (row.params, row.history, row.stream)
-            try:
-                if self.proposer.lossy is not None:
-                    verdicts.append(self.proposer.lossy.verify(tree, scores, *how))
-                elif proposal.distributions is None:
-                    verdicts.append(verify(tree, scores, *how, known if use else None))
-                else:
-                    verdicts.append(verify_sampled_drafts(tree, scores, proposal.distributions, *how))
-            except Exception as error:  # of a processor, whoever wrote it
-                verdicts.append(error)
-        return verdicts
 
     def _take(
         self, row: ActiveRequest, verdict: Verdict | Exception, nodes: int, logits: Tensor, trace: StepTrace | None
@@ -259,28 +212,6 @@ class DecodingLoop:
             return replace(event, logprobs=told)
         except Exception as error:  # of the tokenizer, over this row's text
             return row.fail(error)
-
-    def _committed(
-        self,
-        events: Sequence[Event],
-        block: Block,
-        output: TargetOutput,
-        paths: Sequence[list[int]],
-        rows: Sequence[int],
-    ) -> list[Committed]:
-        """What became permanent for `rows`, its features gathered with one index for all rows and layers."""
-        features: list[tuple[Tensor, ...]] = [()] * len(rows)
-        if output.layers:
-            width = max(len(paths[row]) for row in rows)
-            places = [[row, *paths[row], *[0] * (width - len(paths[row]))] for row in rows]
-            index = to_device(places, self.target.device)
-            together = torch.cat(output.layers, -1)[index[:, :1], index[:, 1:]].unbind()
-            sizes = [layer.shape[-1] for layer in output.layers]
-            features = [own[: len(paths[row])].split(sizes, -1) for row, own in zip(rows, together, strict=True)]
-        return [
-            Committed(events[row].emission.tokens, layers, block.beside(output, row))
-            for row, layers in zip(rows, features, strict=True)
-        ]
 
     def _admit(self) -> list[Event]:
         """Run prompts of waiting requests as far as slots and this step allow; each that ends yields a first token."""
@@ -336,7 +267,7 @@ class DecodingLoop:
                 event = replace(request.start(token), trace=trace)
                 if request.logprobs is not None:
                     event = self._told(request, event, output, logits)
-            except Exception as error:  # as in `_verify` and `_take`
+            except Exception as error:  # as in `judge` and `_take`
                 event = request.fail(error)
             events.append(event)
         return events
