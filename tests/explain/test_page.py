@@ -5,18 +5,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from math import prod
 from xml.etree import ElementTree
 
 import pytest
 
+from tercel.cli.explain import explained
+from tercel.decode.engine import Engine
+from tercel.decode.types import Request
+from tercel.decode.vanilla import Vanilla
 from tercel.explain.draw import static, tree_file
 from tercel.explain.page import STYLES, page, step_html
 from tercel.explain.pieces import TokenNames, shown
 from tercel.explain.words import headline, standing, told, total
+from tests.decode.drafts import tiny_target
 from tests.decode.test_streaming import BYTE_FALLBACK, BYTE_LEVEL
-from tests.explain.explained import EVIL, evil, explanation
+from tests.explain.explained import EVIL, GREEDY, PROMPT, evil, explanation
 
 TAGS = (
     *("html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "details", "summary", "pre"),
@@ -66,7 +72,7 @@ def test_nothing_in_a_page_is_run_or_fetched_but_its_own_script(of):
         "base-uri 'none'; form-action 'none'"
     ]
     whole = "".join(read.words)
-    assert not set("\x1b\x00\u202e\ud800") & set(whole)
+    assert not set("\x1b\x00\u202e\ud800\uffff") & set(whole)
     page(of()).encode()
 
 
@@ -121,6 +127,19 @@ def test_a_record_has_every_node_with_its_scores(drawn):
             else:
                 assert node["draft_path_probability"] is None
         assert [choice["drafted"] for choice in step["choices"]] == [True] * len(own.trace.path) + [False]
+
+
+def test_texts_of_pieces_are_the_answers_however_it_ends():
+    target = tiny_target("llama", num_hidden_layers=3)
+    whole = Engine(target, Vanilla()).generate([Request(PROMPT, GREEDY)])[0]
+    ends = [{}, {"stop": (whole.text[6:8],)}, {"stop_token_ids": (whole.tokens[5],)}]
+    assert target.tokenizer.decode([whole.tokens[5]])  # which would be seen
+    for end in ends:
+        told_of = explained(Engine(target, Vanilla()), Request(PROMPT, replace(GREEDY, **end), traced=True), {})
+        pieces = [piece for step in told_of.steps for piece in step.pieces]
+        assert "".join(piece.text for piece in pieces) == told_of.result.text
+        assert tuple(piece.token for piece in pieces) == told_of.result.tokens
+        assert (told_of.result.tokens == whole.tokens) == (not end)
 
 
 def test_sentences_say_what_was_taken_and_how():

@@ -21,8 +21,8 @@ _VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
 @dataclass(frozen=True)
 class Piece:
     """A token and the text that became stable with it, possibly none: a character made of several tokens comes with
-    the last. token: None for text at the very end that had been held back. drafted: whether it was an accepted
-    draft."""
+    the last. token: None for text that had been held back when an answer ended without another token. drafted: whether
+    it was an accepted draft."""
 
     token: int | None
     text: str
@@ -36,14 +36,16 @@ class TokenPieces:
         self._stream = TextStream(tokenizer, stop)
 
     def of(self, event: Event) -> list[Piece]:
-        """What the event adds."""
-        pieces = []
-        for number, token in enumerate(event.emission.tokens):
-            if self._stream.stopped:
-                break
-            pieces.append(Piece(token, self._stream.push(token), number < event.drafted))
-        if event.result is not None and (rest := self._stream.finish()):
-            pieces.append(Piece(None, rest, False))
+        """What the event adds. The answer's last token has what is left of its text: nothing of an end token's own."""
+        tokens, result = event.emission.tokens, event.result
+        going_on = tokens if result is None else tokens[:-1]
+        pieces = [Piece(token, self._stream.push(token), n < event.drafted) for n, token in enumerate(going_on)]
+        if result is not None:
+            rest = result.text[len(self._stream.text) :]
+            if tokens:
+                pieces.append(Piece(tokens[-1], rest, len(tokens) <= event.drafted))
+            elif rest:
+                pieces.append(Piece(None, rest, False))
         return pieces
 
 
