@@ -12,8 +12,9 @@ import re
 from typing import TextIO
 
 # C0 without tab and line feed, DEL, C1, line and paragraph separators, bidirectional embeddings, overrides and
-# isolates (which show a text in another order than it has), and halves of characters, which no encoding takes.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# isolates (which show a text in another order than it has), halves of characters, which no encoding takes, and the two
+# that XML does not take.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _LAYOUT = str.maketrans({"\n": "\u240a", "\t": "\u2409"})
 _PICTURES, _DELETE = 0x2400, "\u2421"  # Unicode's pictures of control characters
 

@@ -253,7 +253,7 @@ def test_a_bar_and_a_table_on_a_terminal(tmp_path: Path, world: World) -> None:
 
 
 def test_controls_have_a_visible_form() -> None:
-    assert visible("\x1b[1mé\t\n\r\x7f\x9b\u202e\udc80日本") == "␛[1mé\t\n␍␡\\x9b\\u202e\\udc80日本"
+    assert visible("\x1b[1mé\t\n\r\x7f\x9b\u202e\udc80\uffff日本") == "␛[1mé\t\n␍␡\\x9b\\u202e\\udc80\\uffff日本"
     assert one_line("a\tb\nc") == "a␉b␊c"
     every = "".join(map(chr, range(0x2100))) + "\ud800\udfff"
     assert not OBEYED.search(visible(every))

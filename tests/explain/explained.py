@@ -17,7 +17,7 @@ from tests.decode.drafts import Oracle, random_draft, tiny_target
 PROMPT = (9, 10, 9, 9, 10, 9)
 GREEDY = SamplingParams(ignore_eos=True, max_new_tokens=12)
 SAMPLED = replace(GREEDY, temperature=0.9, seed=3)
-EVIL = "</script></style><img src=x onerror=owned=1><script>owned=2</script>'\"&\x1b[2J\u202e\ud800\x00"
+EVIL = "</script></style><img src=x onerror=owned=1><script>owned=2</script>'\"&\x1b[2J\u202e\ud800\x00\uffff"
 
 
 @cache
