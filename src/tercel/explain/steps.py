@@ -55,12 +55,11 @@ class Step:
     def to_json(self) -> dict[str, Any]:
         """Every node and choice with its scores; `docs/explain.md` says what they mean."""
         trace, path = self.trace, {0, *self.trace.path}
-        nodes, paths = [], [1.0]
+        nodes, paths = [], list[float | None]([1.0])
         for number, (node, name, depth) in enumerate(zip(trace.nodes, self.names, self.depths(), strict=True)):
             if number:
                 above = paths[node.parent]
-                paths.append(float("nan") if node.draft is None else above * node.draft)
-            whole = paths[number]
+                paths.append(None if above is None or node.draft is None else above * node.draft)
             nodes.append(
                 {
                     "node": number,
@@ -69,7 +68,7 @@ class Step:
                     "token": node.token,
                     "text": name,
                     "draft_probability": node.draft,
-                    "draft_path_probability": whole if number and whole == whole else None,
+                    "draft_path_probability": paths[number] if number else None,
                     "target_probability": node.target,
                     "accepted": number in path and number > 0,
                 }
