@@ -68,6 +68,12 @@ def test_they_are_letters_in_tools_and_arguments_too() -> None:
         prompter.chat(chat("x", chat_template_kwargs={"moood": 1}))
 
 
+def test_arguments_that_python_holds_equal_are_not_the_same() -> None:
+    prompter = Prompter(tiny_tokenizer(HERMES + "{{ mood }}"))
+    texts = [tokenizer().decode(prompter.chat(chat("x", chat_template_kwargs={"mood": mood}))) for mood in (1, True)]
+    assert [text.rpartition("\n")[2] for text in texts] == ["1", "True"]
+
+
 @pytest.mark.parametrize(
     ("template", "written"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -73,8 +74,9 @@ class Prompter:
         }
         marks = _Marks.of(self._specials)
         marked = value if asked.allow_special_tokens else marks.put(value)
+        arguments = marked["arguments"]
         with self._lock:
-            tokenizer = self._with_arguments(_frozen(marked["arguments"])) if marked["arguments"] else self._tokenizer
+            tokenizer = self._with_arguments(json.dumps(arguments)) if arguments else self._tokenizer
             if not tokenizer.chat_template:
                 raise ApiError("the model has no chat template; ask /v1/completions", param="messages")
             messages = [self._message(row, number) for number, row in enumerate(marked["messages"])]
@@ -113,9 +115,10 @@ class Prompter:
         plain.no_padding()
         return plain
 
-    def _given(self, arguments: tuple[Any, ...]) -> PreTrainedTokenizerBase:
+    def _given(self, arguments: str) -> PreTrainedTokenizerBase:
+        """The tokenizer with template arguments, a JSON object."""
         try:
-            return with_arguments(self._tokenizer, dict(_thawed(arguments)))
+            return with_arguments(self._tokenizer, json.loads(arguments))
         except TercelError as error:
             raise ApiError(str(error), param="chat_template_kwargs") from error
 
@@ -157,17 +160,3 @@ def _split(text: str, specials: Sequence[str]) -> list[tuple[str, bool]]:
                 cut += [(token, True), (part, False)]
         pieces = cut
     return [(piece, special) for piece, special in pieces if piece]
-
-
-def _frozen(value: Any) -> Any:
-    """A JSON value that can be looked up by."""
-    if isinstance(value, dict):
-        return ("{}", *((name, _frozen(item)) for name, item in sorted(value.items())))
-    return ("[]", *map(_frozen, value)) if isinstance(value, list) else value
-
-
-def _thawed(value: Any) -> Any:
-    if not isinstance(value, tuple):
-        return value
-    kind, *items = value
-    return {name: _thawed(item) for name, item in items} if kind == "{}" else [_thawed(item) for item in items]
