@@ -104,5 +104,11 @@ def test_two_calls_are_two() -> None:
     assert [json.loads(call.arguments)["a"] for call in found] == [1, 2]
 
 
+def test_lists_before_a_call_are_no_calls() -> None:
+    for other in ("[[1]]", "[]", "[{}]"):
+        calls = learn_calls(tiny_tokenizer(HERMES.replace("<tool_call>\n", f"{other}<tool_call>\n")))
+        assert calls.opening.strip() == f"{other}<tool_call>"
+
+
 def test_a_template_without_calls_has_no_form_of_them() -> None:
     assert learn_calls(tokenizer()) is None

@@ -141,7 +141,7 @@ def _read_off(answer: str, specials: Sequence[str]) -> CallFormat | None:
         if isinstance(one, dict) and isinstance(one.get("function"), dict):
             one = one["function"]
         keys = [key for key, item in one.items() if item == {_KEY: _VALUE}] if isinstance(one, dict) else []
-        if one.get("name") == _NAME and keys:
+        if keys and one.get("name") == _NAME:
             opening, closing = answer[:start], answer[start + end :]
             plain = not any(token in opening for token in specials)
             # what follows the end of the turn is not the answer's
