@@ -17,6 +17,7 @@ from tercel.decode.vanilla import Vanilla
 from tercel.doctor.clients import connect
 from tercel.draft.shape import TreeShape
 from tercel.http.client import Http
+from tercel.serve.answers import Writer
 from tests.overfit import TEXTS, World
 from tests.serve.servers import Running, serving
 
@@ -65,6 +66,19 @@ def test_a_stream_adds_up_to_the_same(server: Running, world: World) -> None:
     assert not chunks[-1].choices
     assert chunks[-1].usage.completion_tokens == len(truth.tokens)
     assert len(chunks) > 4
+
+
+def test_a_stream_that_fails_says_so_and_ends(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*of: object) -> None:
+        raise RuntimeError("a fault that nobody foresaw")
+
+    monkeypatch.setattr(Writer, "take", fails)
+    with server.http() as client:
+        text = client.post("/v1/chat/completions", json=asked(TEXTS[0], stream=True)).text
+    told, end = (line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith("data:"))
+    assert end == "[DONE]"
+    assert json.loads(told)["error"]["type"] == "server_error"
+    assert "foresaw" not in told
 
 
 def test_choices_have_seeds_of_their_own(server: Running, world: World) -> None:

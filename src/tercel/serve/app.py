@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -32,6 +33,7 @@ from tercel.serve.schema import ChatRequest, CompletionRequest, read
 from tercel.serve.settings import ServerSettings
 from tercel.target_model.protocol import TargetModel
 
+logger = logging.getLogger("tercel.serve")
 BODY = 8 << 20  # bytes: the ids of a long context, or the text of a book
 BODY_SECONDS = 60.0  # in which it has to come
 SLOW_SECONDS = 60.0  # that a client may take to make room for the next piece of a stream
@@ -179,8 +181,10 @@ async def _stream(held: AsyncExitStack, flight: Flight, writer: Writer) -> Async
                     yield _sent(chunk)
             for chunk in writer.last():
                 yield _sent(chunk)
-        except ApiError as error:
-            yield _sent(error.body)
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                logger.exception("a stream failed")
+            yield _sent(ApiError.of(error).body)
         yield _DONE
 
 
