@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -31,7 +32,7 @@ class _Choice:
     text: str = ""
     sent: int = 0
     tokens: list[int] = field(default_factory=list)
-    told: list[TokenLogprob | None] = field(default_factory=list)
+    told: list[TokenLogprob] = field(default_factory=list)
     prompt_told: tuple[TokenLogprob, ...] = ()
     calls: list[ToolCall] = field(default_factory=list)
     result: GenerationResult | None = None
@@ -53,12 +54,17 @@ class Writer:
         """Note what became known of an answer; the chunks of a stream that tell it."""
         choice = self._choices[number]
         first = not choice.tokens
+        self.note(number, event)
+        return [self._chunk(number, part) for part in self._parts(choice, event, first)]
+
+    def note(self, number: int, event: Event) -> None:
+        """What became known of an answer, for its body."""
+        choice = self._choices[number]
         choice.text += event.emission.text
         choice.tokens += event.emission.tokens
         choice.told += event.logprobs
         choice.prompt_told = choice.prompt_told or event.prompt_logprobs
         choice.result = event.result
-        return [self._chunk(number, part) for part in self._parts(choice, event, first)]
 
     def body(self) -> Json:
         """All answers, when they have ended."""
@@ -163,7 +169,7 @@ class ChatWriter(Writer):
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if choice.calls:
             message |= {"content": content or None, "tool_calls": [call.to_json() for call in choice.calls]}
-        told = [self.texts.chat_entry(one) for one in choice.told if one is not None]
+        told = [self.texts.chat_entry(one) for one in choice.told]
         logprobs = {"content": told, "refusal": None} if self.asked.logprobs else None
         answer = {"message": message, "logprobs": logprobs, "finish_reason": _reason(choice)}
         return answer | ({"token_ids": choice.tokens} if self.asked.return_token_ids else {})
@@ -181,13 +187,8 @@ class CompletionWriter(Writer):
     asked: CompletionRequest
 
     def _parts(self, choice: _Choice, event: Event, first: bool) -> list[Json]:
-        text, start = event.emission.text, choice.sent
-        ids, told = list(event.emission.tokens), list[TokenLogprob | None](event.logprobs)
-        if self.asked.max_tokens == 0:
-            text, ids, told = "", [], []
-        if first and self.asked.echo:
-            shown, before = self._prompt_of(choice)
-            text, ids, told = shown + text, before + ids, [None, *choice.prompt_told, *told]
+        start, emission = choice.sent, event.emission
+        text, ids, told = self._wanted(choice, emission.text, emission.tokens, event.logprobs, first)
         logprobs = None if self.asked.logprobs is None else self.texts.completion_entries(told, ids, start)
         choice.sent = start + sum(len(self.texts.text(token)) for token in ids) if logprobs else 0
         reason = None if choice.result is None else _reason(choice)
@@ -195,18 +196,25 @@ class CompletionWriter(Writer):
         return [part] if text or ids or reason else []
 
     def _answer(self, choice: _Choice) -> Json:
-        text, ids, told = choice.text, choice.tokens, choice.told
-        if self.asked.max_tokens == 0:
-            text, ids, told = "", [], []
-        if self.asked.echo:
-            shown, before = self._prompt_of(choice)
-            text, ids, told = shown + text, before + ids, [None, *choice.prompt_told, *told]
+        text, ids, told = self._wanted(choice, choice.text, choice.tokens, choice.told, True)
         logprobs = None if self.asked.logprobs is None else self.texts.completion_entries(told, ids, 0)
         answer: Json = {"text": text, "logprobs": logprobs, "finish_reason": _reason(choice)}
         if self.asked.return_token_ids:
             prompt = self._prompt_of(choice)[1]
             answer |= {"token_ids": choice.tokens, "prompt_token_ids": prompt}
         return answer
+
+    def _wanted(
+        self, choice: _Choice, text: str, ids: Sequence[int], told: Sequence[TokenLogprob], first: bool
+    ) -> tuple[str, list[int], list[TokenLogprob | None]]:
+        """What is told of an answer: nothing where no token was asked for; and before the first of it, the prompt where
+        that is to be repeated."""
+        if self.asked.max_tokens == 0:
+            text, ids, told = "", (), ()
+        if not (first and self.asked.echo):
+            return text, list(ids), list(told)
+        shown, before = self._prompt_of(choice)
+        return shown + text, [*before, *ids], [None, *choice.prompt_told, *told]
 
     def _prompt_of(self, choice: _Choice) -> tuple[str, list[int]]:
         """As a text, the client's own if it gave one, and as ids."""

@@ -166,7 +166,7 @@ async def _collect(flight: Flight, writer: Writer) -> ApiError | None:
     try:
         async with flight:
             async for number, event in flight.events():
-                writer.take(number, event)
+                writer.note(number, event)
     except ApiError as error:
         return error
     return None
