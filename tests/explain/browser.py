@@ -12,6 +12,8 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+PATIENCE = 600_000  # milliseconds: on a machine that has much else to do everything may take long
+
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
@@ -21,7 +23,7 @@ def chromium() -> Iterator[Browser]:
     if found is None:
         pytest.skip("there is no Chromium (Debian's package: chromium)")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"], timeout=PATIENCE)
         yield browser
         browser.close()
 
@@ -31,6 +33,7 @@ def page_of(browser: Browser, address: str, width: int = 1440, expected: str = "
     """A page that is open at the address; at the end it must have had nothing to complain of (but what has the
     `expected` words), nor have asked for anything elsewhere."""
     page = browser.new_page(viewport={"width": width, "height": 800}, **how)
+    page.set_default_timeout(PATIENCE)
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))

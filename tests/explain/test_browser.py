@@ -62,6 +62,7 @@ def test_a_token_leads_to_the_tree_of_its_step(browser: Browser, address: str) -
         assert words.count() == len(owners)
         place, (step, piece) = next((n, own) for n, own in enumerate(owners) if own[0].number == 2 and own[1].drafted)
         words.nth(place).click()
+        at.locator("#step-2").wait_for()
         assert shown(at) == ["step-2"]
         assert words.nth(place).get_attribute("aria-current") == "step"
         tree = at.locator("#step-2 svg.tree")
