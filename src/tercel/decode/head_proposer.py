@@ -25,7 +25,7 @@ from tercel.target_model.protocol import TargetModel
 if TYPE_CHECKING:
     from tercel.draft.graph import HeadGraphs
 
-WAITING = 32_768  # tokens of all rows whose features may be held for a head that is not asked
+WAITING = 32_768  # tokens of all rows that a head has not taken in, beyond which prompts do not wait for it to be asked
 
 
 class HeadProposer(Proposer):
