@@ -19,8 +19,8 @@ from tercel.decode.types import Proposal
 from tercel.draft.shape import TreeShape
 from tercel.target_model.transfer import to_device
 
-# How likely a draft is right by its rank among its siblings and by its depth, about: measured numbers of many heads
-# fall so. Only the order of the products counts.
+# How likely a draft is taken to be right, by its rank among its siblings and by its depth: guessed once for all heads,
+# fitted to none. Only the order of the products counts.
 RANK_POWER, BY_DEPTH = 1.5, 0.6
 Ranks = tuple[int, ...]
 
