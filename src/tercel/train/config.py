@@ -13,7 +13,8 @@ from tercel.errors import TercelError
 from tercel.reading import short
 from tercel.target_model.backend_names import NONE, SHARDINGS
 
-LossKind = Literal["soft", "hard", "lk"]
+LossKind = Literal["soft", "hard", "lk"]  # what can be set
+RowLoss = LossKind | Literal["masses"]
 OptimizerKind = Literal["muon", "adamw"]
 RECIPE, RUN = "Recipe", "Run"
 EAGLE3 = "eagle3"
@@ -52,7 +53,7 @@ class Objective:
 
     steps: int = 7
     decay: float | None = 0.8
-    kind: LossKind | Literal["masses"] = "soft"
+    kind: RowLoss = "soft"
     oov: str = "drop"
     average: str = "sequence"
 

@@ -17,7 +17,7 @@ vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tercel.draft.vocabulary import DraftVocabulary
 from tercel.target_model.protocol import TargetModel
-from tercel.train.config import LossKind
+from tercel.train.config import RowLoss
 
 CHUNK_ROWS = 512
 
@@ -74,7 +74,7 @@ def draft_loss(
     taught: Tensor,
     labels: Tensor,
     row_weights: Tensor,
-    kind: LossKind | Literal["masses"] = "soft",
+    kind: RowLoss = "soft",
     *,
     drafted: int | None = None,
 ) -> DraftLoss:
@@ -105,7 +105,7 @@ class _FusedLoss(torch.autograd.Function):
         taught: Tensor,
         labels: Tensor,
         row_weights: Tensor,
-        kind: LossKind | Literal["masses"],
+        kind: RowLoss,
         drafted: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         wants_grad, trains_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
@@ -172,7 +172,7 @@ class _Room:
 
 
 def _value_and_grad(
-    kind: LossKind | Literal["masses"], logits: Tensor, probs: Tensor, taught: Tensor, labels: Tensor, room: _Room
+    kind: RowLoss, logits: Tensor, probs: Tensor, taught: Tensor, labels: Tensor, room: _Room
 ) -> tuple[Tensor, Tensor]:
     """Loss `[R]`, float32, and its gradient `[R, W]` by the draft's logits; consumes `logits`."""
     if kind == "lk":  # compares p and q, and divides by what may be small: float32
