@@ -11,12 +11,12 @@ from tercel.draft import DraftModel, DraftVocabulary, Eagle1Config, HeadInfo
 from tercel.draft.binding import bind
 from tercel.draft.kinds import new_head
 from tercel.methods.hydra import HydraConfig
-from tercel.methods.last_hidden import LastHiddenConfig, LastHiddenHead
+from tercel.methods.last_hidden import LastHiddenHead, PartsConfig
 from tercel.methods.medusa import MedusaConfig
 from tercel.target_model.protocol import TargetModel
 from tests.methods.mtp_worlds import random_mtp
 
-CONFIGS: dict[str, type[LastHiddenConfig]] = {"medusa": MedusaConfig, "hydra": HydraConfig}
+CONFIGS: dict[str, type[PartsConfig]] = {"medusa": MedusaConfig, "hydra": HydraConfig}
 
 
 def random_parts(

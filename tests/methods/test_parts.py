@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tercel.draft import DraftModel, load_head, save_head
+from tercel.draft.config import LAST_HIDDEN
 from tercel.draft.inspect import inspect_head
 from tercel.errors import TercelError
 from tercel.interop.formats.read import read_head
@@ -74,7 +75,7 @@ def test_it_is_saved_loaded_and_inspected(kind: str, settings: dict[str, Any], t
             assert torch.equal(again.head.state_dict()[name], tensor)
     report = inspect_head(again, dict(again.head.state_dict()))
     assert report.kind.startswith(f"{kind.capitalize()} (4 parts, ")
-    assert report.reads == "the last hidden state, after the final norm"
+    assert report.reads == LAST_HIDDEN
     assert report.cost.drafted_macs > 0
     with pytest.raises(TercelError, match=f"is a head of {head.title}, and this takes one of EAGLE-3 only"):
         _ = again.eagle3

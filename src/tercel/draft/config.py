@@ -27,6 +27,7 @@ _SIZES = {
     "max_position_embeddings": limits.POSITIONS,
 }
 _DENSE_WIDTHS = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+LAST_HIDDEN = "the last hidden state, after the final norm"
 # off, unless a head says otherwise
 FLAGS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "attention_bias", "own_embeddings")
 
@@ -110,12 +111,13 @@ class HeadConfig:
 
     def beyond(self, num_layers: int) -> tuple[int, ...]:
         """The feature layers that a target of `num_layers` layers does not have."""
-        if self.target_num_layers == num_layers and self._reads_top_alone:
+        if self.target_num_layers == num_layers and self.reads_last_hidden:
             return ()
         return tuple(layer for layer in self.captured(num_layers) if not 0 <= layer < num_layers)
 
     @property
-    def _reads_top_alone(self) -> bool:
+    def reads_last_hidden(self) -> bool:
+        """Whether its one feature is the target's last hidden state."""
         return self.target_num_layers is not None and self.feature_layers == (self.target_num_layers,)
 
     def fits_depth(self, num_layers: int) -> bool:
@@ -128,7 +130,7 @@ class HeadConfig:
             raise TercelError(f"a head of {len(self.feature_layers)} feature layers cannot be built; fetch it again")
         if depth is not None and not self.feature_layers:
             raise TercelError("a head needs at least one feature layer")
-        if self._reads_top_alone:
+        if self.reads_last_hidden:
             return
         wrong = [i for i in self.feature_layers if type(i) is not int or i < 0 or (depth is not None and i >= depth)]
         if wrong:
@@ -208,6 +210,27 @@ class HeadConfig:
                 "feature_layers": tuple(values["feature_layers"]),
             }
         )
+
+
+class LastHiddenConfig(HeadConfig):
+    """Of a head of a kind whose one feature is the last hidden state: `feature_layers` is `(target_num_layers,)`, or
+    empty while the target's depth is unknown."""
+
+    def captured(self, num_layers: int) -> tuple[int, ...]:
+        return (num_layers,)
+
+    def beyond(self, num_layers: int) -> tuple[int, ...]:
+        return ()  # every target has a last hidden state
+
+    def _check_feature_layers(self) -> None:
+        if self.feature_layers != (() if self.target_num_layers is None else (self.target_num_layers,)):
+            raise TercelError(
+                f"a head of the kind {self.kind} reads the target's last hidden state, not layers {self.feature_layers}"
+            )
+
+    @property
+    def num_features(self) -> int:
+        return 1
 
 
 def engine_default_layers(num_layers: int) -> tuple[int, ...]:

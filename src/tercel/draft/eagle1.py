@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tercel.draft.config import HeadConfig
+from tercel.draft.config import LAST_HIDDEN, LastHiddenConfig
 from tercel.draft.head import AttendingHead, HeadWork
 from tercel.draft.layers import MLP, Projected, RMSNorm, Rotary, rotate
 from tercel.errors import TercelError
@@ -25,29 +25,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Eagle1Config(HeadConfig):
-    """Sizes of such a head. Its one feature is what enters the target's output layer, so that `feature_layers` is
-    `(target_num_layers,)`, or empty while the target's depth is unknown. fc_bias: whether `fc` has a bias."""
+class Eagle1Config(LastHiddenConfig):
+    """Sizes of such a head. fc_bias: whether `fc` has a bias."""
 
     kind: ClassVar[str] = "eagle1"
 
     fc_bias: bool = True
     own_output: bool = False
-
-    def captured(self, num_layers: int) -> tuple[int, ...]:
-        return (num_layers,)
-
-    def beyond(self, num_layers: int) -> tuple[int, ...]:
-        return ()  # every target has a last hidden state
-
-    def _check_feature_layers(self) -> None:
-        wanted = () if self.target_num_layers is None else (self.target_num_layers,)
-        if self.feature_layers != wanted:
-            raise TercelError(f"an EAGLE-1 head reads the target's last hidden state, not layers {self.feature_layers}")
-
-    @property
-    def num_features(self) -> int:
-        return 1
 
 
 class _Attention(nn.Module):
@@ -112,7 +96,7 @@ class Eagle1Head(AttendingHead):
         return f"{self.title} (drafts with the target's output layer)"
 
     def reads_in_words(self) -> str:
-        return "the last hidden state, after the final norm"
+        return LAST_HIDDEN
 
     def work(self) -> HeadWork:
         """q, k and v take `H`, and `fc` works for every drafted token."""

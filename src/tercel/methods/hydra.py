@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from tercel.decode.proposers import HYDRA, Parts, ProposerKind
 from tercel.draft.head import HeadWork
-from tercel.methods.last_hidden import LastHiddenConfig, LastHiddenHead, ResBlock
+from tercel.methods.last_hidden import LastHiddenHead, PartsConfig, ResBlock
 from tercel.methods.parts_lesson import PartsLesson
 from tercel.methods.parts_proposer import PartsProposer
 
 
 @dataclass(frozen=True)
-class HydraConfig(LastHiddenConfig):
+class HydraConfig(PartsConfig):
     """Sizes of a Hydra head; Hydra++ has four layers."""
 
     kind: ClassVar[str] = "hydra"

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tercel import limits
-from tercel.draft.config import HeadConfig
+from tercel.draft.config import LAST_HIDDEN, LastHiddenConfig
 from tercel.draft.head import DraftHead
 from tercel.errors import TercelError
 from tercel.reading import short
@@ -30,8 +30,8 @@ PARTS = 5  # as published
 
 
 @dataclass(frozen=True)
-class LastHiddenConfig(HeadConfig):
-    """Sizes of such a head; of those of attention and MLP it has no use. `feature_layers` is `(target_num_layers,)`.
+class PartsConfig(LastHiddenConfig):
+    """Sizes of such a head; of those of attention and MLP it has no use.
 
     num_parts: how far ahead it drafts. num_layers: residual blocks of a part. shared_output: one output layer for all
     parts, where the vocabulary weighs more than the head; else each has its own, as published.
@@ -54,21 +54,6 @@ class LastHiddenConfig(HeadConfig):
                 "a head on the last hidden state has its target's width, output layers of its own and no embeddings; "
                 "its files say otherwise"
             )
-
-    def captured(self, num_layers: int) -> tuple[int, ...]:
-        return (num_layers,)
-
-    def beyond(self, num_layers: int) -> tuple[int, ...]:
-        return ()  # every target has a last hidden state
-
-    def _check_feature_layers(self) -> None:
-        wanted = () if self.target_num_layers is None else (self.target_num_layers,)
-        if self.feature_layers != wanted:
-            raise TercelError(f"such a head reads the target's last hidden state, not layers {self.feature_layers}")
-
-    @property
-    def num_features(self) -> int:
-        return 1
 
     @classmethod
     def beside(cls, target: TargetModel, draft_vocab_size: int, **settings: Any) -> Self:
@@ -111,12 +96,12 @@ class LastHiddenHead(DraftHead):
     """
 
     reads: bool
-    config_class = LastHiddenConfig
-    config: LastHiddenConfig
+    config_class = PartsConfig
+    config: PartsConfig
     lm_head: nn.Linear  # where the parts share it
 
     def reads_in_words(self) -> str:
-        return "the last hidden state, after the final norm"
+        return LAST_HIDDEN
 
     def in_words(self) -> str:
         c = self.config

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from tercel.decode.proposers import MEDUSA, MEDUSA_TYPICAL, Parts, ProposerKind
 from tercel.decode.typical import Typical
 from tercel.draft.head import HeadWork
-from tercel.methods.last_hidden import LastHiddenConfig, LastHiddenHead, ResBlock
+from tercel.methods.last_hidden import LastHiddenHead, PartsConfig, ResBlock
 from tercel.methods.parts_lesson import PartsLesson
 from tercel.methods.parts_proposer import PartsProposer
 
 
 @dataclass(frozen=True)
-class MedusaConfig(LastHiddenConfig):
+class MedusaConfig(PartsConfig):
     """Sizes of a Medusa head."""
 
     kind: ClassVar[str] = "medusa"

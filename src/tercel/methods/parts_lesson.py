@@ -17,7 +17,7 @@ from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftHead, DraftVocabulary
 from tercel.draft.alignment import plan_rows, token_in
 from tercel.errors import TercelError
-from tercel.methods.last_hidden import LastHiddenConfig, LastHiddenHead
+from tercel.methods.last_hidden import LastHiddenHead, PartsConfig
 from tercel.target_model.protocol import TargetModel
 from tercel.train.config import Objective, TrainConfig
 from tercel.train.feature_store import FeatureStore
@@ -37,7 +37,7 @@ class PartsLesson(Lesson):
             if getattr(config, name):
                 raise TercelError(f"a head of the method {config.method} has no {name}; leave the setting out")
 
-    def new_config(self, target: TargetModel, draft_vocab_size: int) -> LastHiddenConfig:
+    def new_config(self, target: TargetModel, draft_vocab_size: int) -> PartsConfig:
         return self.head_class.config_class.beside(
             target,
             draft_vocab_size,

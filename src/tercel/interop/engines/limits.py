@@ -10,6 +10,7 @@ from tercel.interop.engines import ENGINES, ServingEngine
 
 if TYPE_CHECKING:
     from tercel.draft import DraftVocabulary, HeadConfig
+from tercel.draft.config import LAST_HIDDEN
 
 _WORDS = ("no", "one", "two", "three", "four", "five")
 
@@ -65,10 +66,9 @@ def _that_have(flag: str) -> str:
 
 def _check_layers(engine: ServingEngine, c: HeadConfig) -> None:
     who, layers = engine.title, c.feature_layers
-    if c.target_num_layers in layers:
+    if c.reads_last_hidden:
         raise TercelError(
-            f"{who} captures inputs of layers, but this head reads the last hidden state, after the final norm; train "
-            "one with other feature-layers"
+            f"{who} captures inputs of layers, but this head reads {LAST_HIDDEN}; train one with other feature-layers"
         )
     listed = ", ".join(map(str, layers))
     if engine.captures is not None and len(layers) != engine.captures:

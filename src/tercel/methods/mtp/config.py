@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from torch import nn
 from transformers import PreTrainedConfig
 
 from tercel import limits
-from tercel.draft.config import HeadConfig
+from tercel.draft.config import HeadConfig, LastHiddenConfig
 from tercel.errors import TercelError
 from tercel.methods.mtp.attention import NAME
 from tercel.reading import short
@@ -33,7 +33,7 @@ _OF_THE_MODEL = ("auto_map", "architectures", "quantization_config", "transforme
 
 
 @dataclass(frozen=True)
-class MtpConfig(HeadConfig):
+class MtpConfig(LastHiddenConfig):
     """Sizes as of other heads, and what the layers are.
 
     modules: how many there are, each for a draft one token further on; the last one drafts all further ones.
@@ -79,7 +79,7 @@ class MtpConfig(HeadConfig):
         """
         sizes = HeadConfig.for_target(
             stock.config,
-            feature_layers=(len(stock.layers) - 1,),
+            feature_layers=(len(stock.layers),),
             vocab_size=vocab_size,
             draft_vocab_size=draft_vocab_size,
             max_position_embeddings=max_position_embeddings,
@@ -89,27 +89,13 @@ class MtpConfig(HeadConfig):
         cache_name(type(last))
         classes |= {"norm": type(final_norm(stock)), "rotary": type(_beside_layers(stock, ("rotary_emb",)))}
         return cls(
-            **{**vars(sizes), "feature_layers": (len(stock.layers),), "own_output": False, **own},
+            **{**vars(sizes), "own_output": False, **own},
             modules=modules,
             hidden_first=hidden_first,
             classes={part: f"{found.__module__}:{found.__name__}" for part, found in classes.items()},
             settings=_settings(stock, modules),
             attention="sdpa" if stock.config._attn_implementation in (TARGETS, "sdpa") else "eager",
         )
-
-    def captured(self, num_layers: int) -> tuple[int, ...]:
-        return (num_layers,)
-
-    def beyond(self, num_layers: int) -> tuple[int, ...]:
-        return ()  # every target has a last hidden state
-
-    def _check_feature_layers(self) -> None:
-        if self.target_num_layers is None or self.feature_layers != (self.target_num_layers,):
-            raise TercelError(f"an MTP head reads the target's last hidden state, not layers {self.feature_layers}")
-
-    @property
-    def num_features(self) -> int:
-        return 1
 
     def part(self, name: str) -> type[Any]:
         """One of the classes. Raises `TercelError` for one that is not transformers' own."""
@@ -127,10 +113,6 @@ class MtpConfig(HeadConfig):
         made: PreTrainedConfig = self.part("config").from_dict(dict(self.settings))
         made._attn_implementation = NAME if self.attention == "sdpa" else self.attention
         return made
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        return super().from_dict({"feature_layers": (), **values})
 
 
 def last_attending(stock: StockDecoder) -> int:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, PreTrainedConfig
 
+from tercel.draft.config import LAST_HIDDEN
 from tercel.draft.head import HeadWork, StepHead
 from tercel.errors import TercelError
 from tercel.methods.mtp.attention import NAME, TTTKeys, attend
@@ -75,7 +76,7 @@ class MtpHead(StepHead):
         return f"{self.title} ({many}, {layer})"
 
     def reads_in_words(self) -> str:
-        return "the last hidden state, after the final norm"
+        return LAST_HIDDEN
 
     def work(self) -> HeadWork:
         """Of one module: a draft takes one. Of its experts, those that a token goes to."""
