@@ -22,6 +22,7 @@ from tercel.draft.graph import HeadGraphs
 from tercel.draft.kinds import new_head
 from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
+from tercel.interop.card import head_card
 from tercel.interop.engines import ENGINES
 from tercel.interop.engines.limits import check_expressible
 from tercel.interop.formats.read import read_head
@@ -289,6 +290,7 @@ def test_the_papers_ablations_of_eagle3(steps: int, tmp_path: Path) -> None:
     drafted = Engine(target, make_proposer("eagle3", target, head=again, shape=TreeShape(3, 3, 8)))
     vanilla = Engine(target, make_proposer("vanilla", target))
     assert drafted.generate([asked])[0].tokens == vanilla.generate([asked])[0].tokens
+    assert "Features: the last hidden state, after the final norm." in head_card(again)
     with pytest.raises(TercelError, match=r"reads the last hidden state, after the final norm"):
         check_expressible(ENGINES["vllm"], again.head.config, vocabulary)
 

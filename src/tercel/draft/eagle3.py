@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from tercel.draft.config import FLAGS, HeadConfig, engine_default_layers
+from tercel.draft.config import FLAGS, LAST_HIDDEN, HeadConfig, engine_default_layers
 from tercel.draft.head import AttendingHead, HeadWork
 from tercel.draft.layers import MLP, Projected, RMSNorm, Rotary, rotate
 from tercel.errors import TercelError
@@ -92,6 +92,8 @@ class Eagle3Head(AttendingHead):
         c = self.config
         if not c.feature_layers:
             return "not listed: inputs of layers 2, L/2 and L-3 of the target's L, as engines take them (see --target)"
+        if c.reads_last_hidden:
+            return LAST_HIDDEN
         depth = "" if c.target_num_layers is None else f" of {c.target_num_layers}"
         return f"inputs of layers {', '.join(map(str, c.feature_layers))}{depth}"
 

@@ -156,11 +156,7 @@ def _data(training: TrainingRecord, licence: str) -> str:
 def _recipe(model: DraftModel) -> str:
     c, training = model.head.config, model.info.training
     recipe = training.recipe
-    layers = ", ".join(map(str, c.feature_layers))
-    depth = "" if c.target_num_layers is None else f" of {c.target_num_layers}"
-    features = f"Features: inputs of layers {layers}{depth}." if layers else "Features: the engines' default layers."
-    if not _is_eagle3(model):
-        features = f"Reads {model.head.reads_in_words()}."
+    features = f"Features: {model.head.reads_in_words()}."
     if c.own_embeddings:
         features += f" Embeddings of its own ({training.embeddings or 'not recorded whether trained'})."
     vocabulary = f"Draft vocabulary: {c.draft_vocab_size:,} of {c.vocab_size:,} tokens"
