@@ -30,6 +30,12 @@ from tercel.train.config import TrainConfig
         ({"ttt_steps": 10**4000}, r"ttt_steps must be at most 64, not 10{78}…$"),
         ({"lr": 1e39}, "lr must be positive and at most 1000, not 1e.39"),
         ({"weight_decay": float("nan")}, "weight_decay must be at least 0, not nan"),
+        ({"method": "medusa", "part_layers": 17}, "part_layers must be at most 16, not 17"),
+        ({"part_layers": 2}, "part_layers is a setting of medusa and hydra; leave it out with the method eagle3"),
+        ({"method": "eagle", "feature_loss": 1.0}, "feature_loss is a setting of eagle3; leave it out"),
+        ({"method": "mtp", "fc_norm": True}, "fc_norm is a setting of eagle3; leave it out with the method mtp"),
+        ({"method": "hydra", "feature_layers": (2,)}, "feature_layers is a setting of eagle3; leave it out"),
+        ({"method": "hass", "freeze_lm_head": True}, "freeze_lm_head is a setting of eagle3 and medusa and hydra"),
     ],
 )
 def test_impossible_settings(wrong, words):

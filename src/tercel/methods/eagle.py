@@ -41,7 +41,6 @@ TOKEN_WEIGHT = 0.1  # of `p`, beside 1 of `v`
 NOISE = 0.1  # features are moved by a uniform number between minus this and this
 TOP_K, TOP_K_WEIGHT, HASS_STEPS = 10, 1.0, 3
 PUBLISHED = TreeShape(4, 5, 26)  # the size of EAGLE's own static tree
-_OF_EAGLE3 = ("feature_layers", "fc_norm", "norm_output", "freeze_lm_head")
 
 
 class EagleLesson(Lesson):
@@ -52,8 +51,6 @@ class EagleLesson(Lesson):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        if given := [name for name in _OF_EAGLE3 if getattr(config, name)]:
-            raise TercelError(f"{given[0]} is of EAGLE-3's heads; leave it out with the method {config.method}")
         self.objective = replace(self.objective, steps=max(config.ttt_steps, self.learned), decay=1.0)
         self.rows = torch.empty(0)  # `[W, H]`, the target's output layer for the draft vocabulary
 

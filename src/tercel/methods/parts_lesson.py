@@ -16,10 +16,9 @@ from torch import Tensor
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftHead, DraftVocabulary
 from tercel.draft.alignment import plan_rows, token_in
-from tercel.errors import TercelError
 from tercel.methods.last_hidden import LastHiddenHead, PartsConfig
 from tercel.target_model.protocol import TargetModel
-from tercel.train.config import Objective, TrainConfig
+from tercel.train.config import Objective
 from tercel.train.feature_store import FeatureStore
 from tercel.train.lesson import Lesson
 from tercel.train.losses import DraftLoss, draft_loss
@@ -27,15 +26,9 @@ from tercel.train.ttt import Batch, Extent, RowGoals, StepLoss, TTTResult, loss_
 
 
 class PartsLesson(Lesson):
-    """A part for each of the run's steps. Raises `TercelError` for settings that such a head has no use for."""
+    """A part for each of the run's steps."""
 
     head_class: ClassVar[type[LastHiddenHead]]
-
-    def __init__(self, config: TrainConfig) -> None:
-        super().__init__(config)
-        for name in ("feature_layers", "fc_norm", "norm_output"):
-            if getattr(config, name):
-                raise TercelError(f"a head of the method {config.method} has no {name}; leave the setting out")
 
     def new_config(self, target: TargetModel, draft_vocab_size: int) -> PartsConfig:
         return self.head_class.config_class.beside(

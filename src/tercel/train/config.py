@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from tercel import limits
@@ -30,6 +30,12 @@ METHODS: dict[str, str] = {
     "mtp": "tercel.methods.mtp.lesson:MtpLesson",
 }
 PARTS = ("medusa", "hydra")  # those whose heads have a part for each step
+# settings that not every method has a use for, with those that have
+_SOME: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("feature_layers", "feature_loss", "fc_norm", "norm_output"), (EAGLE3,)),
+    "freeze_lm_head": (EAGLE3, *PARTS),
+    **dict.fromkeys(("part_layers", "shared_output"), PARTS),
+}
 
 
 @dataclass(frozen=True)
@@ -183,12 +189,12 @@ class TrainConfig:
         ):
             if value not in allowed:
                 raise TercelError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-        if self.method not in PARTS and (self.part_layers, self.shared_output) != (1, False):
-            raise TercelError(
-                f"part_layers and shared_output are of {' and '.join(PARTS)}; leave them out with {self.method}"
-            )
-        if self.feature_loss and self.method != EAGLE3:
-            raise TercelError(f"feature_loss is an addition to {EAGLE3}; leave it out with {self.method}")
+        for setting in fields(self):
+            users = _SOME.get(setting.name, (self.method,))
+            if self.method not in users and getattr(self, setting.name) != setting.default:
+                raise TercelError(
+                    f"{setting.name} is a setting of {' and '.join(users)}; leave it out with the method {self.method}"
+                )
         if not 0 < self.eval_share < 1:
             raise TercelError(f"eval_share must lie between 0 and 1, not {self.eval_share}")
         for name, rate, most in (("lr", self.peak_lr, limits.RATE), ("clip", self.clip, limits.LOGIT)):
