@@ -16,7 +16,7 @@ from tercel.decode.head_proposer import HeadProposer
 from tercel.decode.proposer import Row
 from tercel.decode.proposers import EAGLE3, Parts, ProposerKind
 from tercel.decode.types import Proposal
-from tercel.draft.shape import WIDEST, TreeShape
+from tercel.draft.shape import WIDEST
 
 
 class Eagle3(HeadProposer):
@@ -67,8 +67,7 @@ class Eagle3(HeadProposer):
 
 def _make(parts: Parts) -> Eagle3:
     assert parts.head is not None
-    shape = parts.shape or (WIDEST if parts.target.tree_support.tree else TreeShape.chain(WIDEST.depth))
-    return Eagle3(parts.head, parts.target, shape)
+    return Eagle3(parts.head, parts.target, parts.shape or WIDEST.beside(parts.target.tree_support.tree))
 
 
 KIND = ProposerKind(_make, needs=("head",), about="a draft head: a tree as large as pays (arXiv 2503.01840)")

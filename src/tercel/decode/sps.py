@@ -230,7 +230,7 @@ def check_tokenizers(model: TargetModel, target: TargetModel) -> None:
 def _make(parts: Parts) -> SpeculativeSampling:
     assert parts.model is not None
     trees = parts.target.tree_support.tree and parts.model.tree_support.tree
-    largest = WIDEST if trees else TreeShape.chain(WIDEST.depth)
+    largest = WIDEST.beside(trees)
     return SpeculativeSampling(parts.model, parts.target, parts.shape or largest)
 
 

@@ -35,6 +35,10 @@ class TreeShape:
     def chain(cls, depth: int = CHAIN_DEPTH) -> TreeShape:
         return cls(top_k=1, depth=depth, nodes=depth + 1)
 
+    def beside(self, trees: bool) -> TreeShape:
+        """Itself, or the chain as deep where a target verifies no `trees`."""
+        return self if trees else TreeShape.chain(self.depth)
+
     def __str__(self) -> str:
         if self.top_k == 1:
             return f"a chain of {self.depth}"

@@ -172,25 +172,22 @@ def _head(parts: Parts) -> DraftModel:
     return parts.head
 
 
-def _make_eagle(parts: Parts) -> Eagle:
-    tree = PUBLISHED if parts.target.tree_support.tree else TreeShape.chain(PUBLISHED.depth)
-    return Eagle(_head(parts), parts.target, parts.shape or tree)
-
-
-def _dynamic(parts: Parts) -> TreeShape:
-    return parts.shape or (WIDEST if parts.target.tree_support.tree else TreeShape.chain(WIDEST.depth))
+def _shape(parts: Parts, most: TreeShape) -> TreeShape:
+    return parts.shape or most.beside(parts.target.tree_support.tree)
 
 
 STATIC = ProposerKind(
-    _make_eagle, needs=("head",), about="a head for the next feature: a static tree (arXiv 2401.15077)"
+    lambda parts: Eagle(_head(parts), parts.target, _shape(parts, PUBLISHED)),
+    needs=("head",),
+    about="a head for the next feature: a static tree (arXiv 2401.15077)",
 )
 DYNAMIC = ProposerKind(
-    lambda parts: Eagle2(_head(parts), parts.target, _dynamic(parts)),
+    lambda parts: Eagle2(_head(parts), parts.target, _shape(parts, WIDEST)),
     needs=("head",),
     about="the same head: a tree as large as pays (EAGLE-2, arXiv 2406.16858)",
 )
 HARMONISED = ProposerKind(
-    lambda parts: Hass(_head(parts), parts.target, _dynamic(parts)),
+    lambda parts: Hass(_head(parts), parts.target, _shape(parts, WIDEST)),
     needs=("head",),
     about="such a head taught on its own features (arXiv 2408.15766)",
 )

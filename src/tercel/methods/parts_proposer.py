@@ -39,7 +39,7 @@ class PartsProposer(Proposer):
     ) -> None:
         self.draft, self.head, self.target = draft, head, target
         self.feature_layers = head.config.feature_layers
-        wanted = shape or (WIDEST if target.tree_support.tree else TreeShape.chain(WIDEST.depth))
+        wanted = shape or WIDEST.beside(target.tree_support.tree)
         children = min(wanted.top_k, head.config.draft_vocab_size)
         self.shape = TreeShape(children, min(wanted.depth, head.config.num_parts), wanted.nodes)
         self.max_nodes = node_count(self.shape)

@@ -9,7 +9,7 @@ from tercel.decode.eagle3 import Eagle3
 from tercel.decode.head_state import HeadState
 from tercel.decode.proposers import MTP, Parts, ProposerKind
 from tercel.draft.binding import bind
-from tercel.draft.shape import WIDEST, TreeShape
+from tercel.draft.shape import WIDEST
 from tercel.methods.mtp.module import MtpHead
 from tercel.methods.mtp.read import FORMAT, read_mtp
 from tercel.methods.mtp.state import MtpState
@@ -32,8 +32,7 @@ def _make(parts: Parts) -> Mtp:
     head = parts.head
     if head is None or not isinstance(head.head, MtpHead):
         head = bind(read_mtp(parts.target), parts.target)
-    shape = parts.shape or (WIDEST if parts.target.tree_support.tree else TreeShape.chain(WIDEST.depth))
-    return Mtp(head, parts.target, shape)
+    return Mtp(head, parts.target, parts.shape or WIDEST.beside(parts.target.tree_support.tree))
 
 
 KIND = ProposerKind(_make, may=("head",), about="MTP modules: the target's own, or a HEAD of them (arXiv 2412.19437)")
