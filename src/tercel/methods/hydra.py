@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tercel.decode.proposers import HYDRA, Parts, ProposerKind
+from tercel.decode.proposers import HYDRA, ProposerKind
 from tercel.draft.head import HeadWork
 from tercel.methods.last_hidden import LastHiddenHead, PartsConfig, ResBlock
 from tercel.methods.parts_lesson import PartsLesson
@@ -92,11 +92,7 @@ class Hydra(PartsProposer):
     """Drafts with a Hydra head, level by level."""
 
     name = HYDRA
+    head_class = HydraHead
 
 
-def _make(parts: Parts) -> Hydra:
-    assert parts.head is not None
-    return Hydra(parts.head, parts.head.head_as(HydraHead), parts.target, parts.shape)
-
-
-KIND = ProposerKind(_make, needs=("head",), about="heads that also read the drafts before theirs (arXiv 2402.05109)")
+KIND = ProposerKind(Hydra, needs=("head",), about="heads that also read the drafts before theirs (arXiv 2402.05109)")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tercel.decode.proposers import MEDUSA, MEDUSA_TYPICAL, Parts, ProposerKind
+from tercel.decode.proposers import MEDUSA, MEDUSA_TYPICAL, ProposerKind
 from tercel.decode.typical import Typical
 from tercel.draft.head import HeadWork
 from tercel.methods.last_hidden import LastHiddenHead, PartsConfig, ResBlock
@@ -96,6 +96,7 @@ class Medusa(PartsProposer):
     """Drafts with a Medusa head: the likeliest tokens of all parts, combined freely."""
 
     name = MEDUSA
+    head_class = MedusaHead
 
 
 class TypicalMedusa(Medusa):
@@ -106,19 +107,9 @@ class TypicalMedusa(Medusa):
     lossy = Typical()
 
 
-def _make(parts: Parts) -> Medusa:
-    assert parts.head is not None
-    return Medusa(parts.head, parts.head.head_as(MedusaHead), parts.target, parts.shape)
-
-
-def _make_typical(parts: Parts) -> TypicalMedusa:
-    assert parts.head is not None
-    return TypicalMedusa(parts.head, parts.head.head_as(MedusaHead), parts.target, parts.shape)
-
-
-KIND = ProposerKind(_make, needs=("head",), about="heads that each guess one token ahead (arXiv 2401.10774)")
+KIND = ProposerKind(Medusa, needs=("head",), about="heads that each guess one token ahead (arXiv 2401.10774)")
 TYPICAL = ProposerKind(
-    _make_typical,
+    TypicalMedusa,
     needs=("head",),
     lossy=True,
     about="the same, accepting what is likely enough: LOSSY, the text is not the target's own",

@@ -7,6 +7,7 @@ hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,14 +16,13 @@ from tercel.decode.clock import PhaseClock
 from tercel.decode.growth import Growth, Sized
 from tercel.decode.head_state import likeliest
 from tercel.decode.proposer import Proposer, Row
+from tercel.decode.proposers import Parts
 from tercel.decode.tree_policy import TreePolicy
 from tercel.decode.types import Committed, Proposal
-from tercel.draft import DraftModel
 from tercel.draft.shape import WIDEST, TreeShape
 from tercel.methods.last_hidden import LastHiddenHead
 from tercel.methods.static_tree import Static, node_count
 from tercel.target_model.output import TargetOutput
-from tercel.target_model.protocol import TargetModel
 
 
 class PartsProposer(Proposer):
@@ -32,16 +32,17 @@ class PartsProposer(Proposer):
     No tree is deeper than the head has parts. A row's whole state is its newest hidden state.
     """
 
+    head_class: ClassVar[type[LastHiddenHead]]
     head: LastHiddenHead
 
-    def __init__(
-        self, draft: DraftModel, head: LastHiddenHead, target: TargetModel, shape: TreeShape | None = None
-    ) -> None:
-        self.draft, self.head, self.target = draft, head, target
-        self.feature_layers = head.config.feature_layers
-        wanted = shape or WIDEST.beside(target.tree_support.tree)
-        children = min(wanted.top_k, head.config.draft_vocab_size)
-        self.shape = TreeShape(children, min(wanted.depth, head.config.num_parts), wanted.nodes)
+    def __init__(self, parts: Parts) -> None:
+        assert parts.head is not None
+        draft, target = parts.head, parts.target
+        self.draft, self.head, self.target = draft, draft.head_as(self.head_class), target
+        self.feature_layers = self.head.config.feature_layers
+        wanted = parts.shape or WIDEST.beside(target.tree_support.tree)
+        children = min(wanted.top_k, self.head.config.draft_vocab_size)
+        self.shape = TreeShape(children, min(wanted.depth, self.head.config.num_parts), wanted.nodes)
         self.max_nodes = node_count(self.shape)
         self.needs_tree = self.shape.top_k > 1
         self.widest = max(self.shape.top_k, self.shape.nodes // 4 if self.needs_tree else 1)  # most nodes of a level
