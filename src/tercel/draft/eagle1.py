@@ -6,22 +6,15 @@ target's own output layer makes tokens of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tercel.draft.config import LAST_HIDDEN, LastHiddenConfig
-from tercel.draft.head import AttendingHead, HeadWork
+from tercel.draft.head import AttendingHead, BorrowingHead, HeadWork
 from tercel.draft.layers import MLP, Projected, RMSNorm, Rotary, rotate
-from tercel.errors import TercelError
-
-if TYPE_CHECKING:
-    from tercel.target_model.protocol import TargetModel
 
 
 @dataclass(frozen=True)
@@ -56,23 +49,12 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
 
-@dataclass(frozen=True)
-class _Borrowed:
-    """The target's output layer. A copy of a head borrows it too, and copies no target."""
-
-    layer: Callable[[Tensor], Tensor]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Borrowed:
-        return self
-
-
-class Eagle1Head(AttendingHead):
+class Eagle1Head(BorrowingHead, AttendingHead):
     """The same steps as those of EAGLE-3; there is nothing to fuse, and the output layer is the target's."""
 
     title = "EAGLE-1 or EAGLE-2"
     config_class = Eagle1Config
     config: Eagle1Config
-    output_rows: Tensor | None  # `[W, H]`, borrowed of the target
 
     def __init__(self, config: Eagle1Config) -> None:
         super().__init__(config)
@@ -82,8 +64,6 @@ class Eagle1Head(AttendingHead):
         if c.own_embeddings:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self.rotary = Rotary.of(c)
-        self.register_buffer("output_rows", None, persistent=False)
-        self._output_layer: _Borrowed | None = None
 
     @property
     def layer(self) -> _Layer:
@@ -133,15 +113,6 @@ class Eagle1Head(AttendingHead):
             config["rope_scaling"] = c.rope_parameters
         return config
 
-    def beside(self, target: TargetModel, ids: Tensor) -> Eagle1Head:
-        """With the target's output layer, `[.., H]` to `[.., V]`, or its rows of a draft vocabulary that is smaller."""
-        head = copy(self)  # the modules are the same
-        head._output_layer = _Borrowed(target.logits)
-        if len(ids) < target.vocab_size:
-            head._buffers = {**self._buffers, "output_rows": target.output_rows(ids)}
-            head._output_layer = None
-        return head
-
     def fuse(self, features: Tensor) -> Tensor:
         """`[.., H]`, as it is."""
         return features
@@ -165,11 +136,3 @@ class Eagle1Head(AttendingHead):
     def feedback(self, output: Tensor) -> Tensor:
         """The predicted feature itself."""
         return output
-
-    def logits(self, output: Tensor) -> Tensor:
-        """`[.., H]` to `[.., W]`. Raises `TercelError` before it stood beside a target."""
-        if self.output_rows is not None:
-            return F.linear(output, self.output_rows)
-        if self._output_layer is None:
-            raise TercelError("an EAGLE-1 head drafts with its target's output layer; load it together with the target")
-        return self._output_layer.layer(output)

@@ -7,12 +7,13 @@ draft vocabulary, V target's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tercel.draft.config import HeadConfig
@@ -127,6 +128,44 @@ class StepHead(DraftHead):
     @abstractmethod
     def logits(self, output: Tensor) -> Tensor:
         """`[.., H]` to `[.., W]`. Raises `TercelError` for a head that borrows its output layer and has none yet."""
+
+
+@dataclass(frozen=True)
+class _Borrowed:
+    """The target's output layer. A copy of a head borrows it too, and copies no target."""
+
+    layer: Callable[[Tensor], Tensor]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Borrowed:
+        return self
+
+
+class BorrowingHead(StepHead):
+    """One that drafts with its target's output layer, or with the rows of it that a smaller draft vocabulary has."""
+
+    output_rows: Tensor | None  # `[W, H]`, borrowed of the target
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        self.register_buffer("output_rows", None, persistent=False)
+        self._output_layer: _Borrowed | None = None
+
+    def beside(self, target: TargetModel, ids: Tensor) -> Self:
+        head = copy(self)  # the modules are the same
+        head._output_layer = _Borrowed(target.logits)
+        if len(ids) < target.vocab_size:
+            head._buffers = {**self._buffers, "output_rows": target.output_rows(ids)}
+            head._output_layer = None
+        return head
+
+    def logits(self, output: Tensor) -> Tensor:
+        if self.output_rows is not None:
+            return F.linear(output, self.output_rows)
+        if self._output_layer is None:
+            raise TercelError(
+                f"a head of {self.title} drafts with its target's output layer; load it together with the target"
+            )
+        return self._output_layer.layer(output)
 
 
 class AttendingHead(StepHead):

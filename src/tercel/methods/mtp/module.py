@@ -5,17 +5,14 @@ Shape legend: B rows, T entries, `..` any leading shape, M modules, H hidden siz
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, PreTrainedConfig
 
 from tercel.draft.config import LAST_HIDDEN
-from tercel.draft.head import HeadWork, StepHead
+from tercel.draft.head import BorrowingHead, HeadWork
 from tercel.errors import TercelError
 from tercel.methods.mtp.attention import NAME, TTTKeys, attend
 from tercel.methods.mtp.config import FULL, MtpConfig, cache_name
@@ -45,7 +42,7 @@ class MtpModule(nn.Module):
         return self.eh_proj(torch.cat(parts[::-1] if self.hidden_first else parts, -1))
 
 
-class MtpHead(StepHead):
+class MtpHead(BorrowingHead):
     """Modules in a row, the last of which is used again and again. An output is `[.., H]`, after the module's norm: the
     target's output layer and the next module read it alike."""
 
@@ -64,7 +61,6 @@ class MtpHead(StepHead):
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         # no part of the module: its frequencies stay in float32 when the head is cast
         self._rotary: tuple[nn.Module, dict[str, str]] = _rotary(config, settings)
-        self._output_layer: Callable[[Tensor], Tensor] | None = None
 
     @property
     def mtp_modules(self) -> list[MtpModule]:
@@ -95,16 +91,7 @@ class MtpHead(StepHead):
         return {"architectures": ["TercelMtpHead"], "torch_dtype": str(dtype).removeprefix("torch.")}
 
     def beside(self, target: TargetModel, ids: Tensor) -> MtpHead:
-        """With the target's output layer, or the rows of it that the head drafts."""
-        if self.config.own_output:
-            return self
-        head = copy(self)  # the modules are the same
-        if len(ids) == target.vocab_size:
-            head._output_layer = target.logits
-        else:
-            rows = target.output_rows(ids)
-            head._output_layer = lambda output: F.linear(output, rows)
-        return head
+        return self if self.config.own_output else super().beside(target, ids)
 
     def fuse(self, features: Tensor) -> Tensor:
         """`[.., H]`, as it is."""
@@ -115,12 +102,7 @@ class MtpHead(StepHead):
         return output
 
     def logits(self, output: Tensor) -> Tensor:
-        """`[.., H]` to `[.., W]`. Raises `TercelError` before it stood beside a target."""
-        if self.config.own_output:
-            return self.lm_head(output)
-        if self._output_layer is None:
-            raise TercelError("an MTP head drafts with its target's output layer; load it together with the target")
-        return self._output_layer(output)
+        return self.lm_head(output) if self.config.own_output else super().logits(output)
 
     def step(
         self,
