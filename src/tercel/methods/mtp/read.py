@@ -33,8 +33,7 @@ def modules_of(target: TargetModel) -> Found | None:
 
     Raises `TercelError` for files that are damaged.
     """
-    folder = stored_folder(target.source)
-    return None if folder is None else find_modules(_places(folder), target.num_layers)
+    return find_modules(_places(stored_folder(target.source)), target.num_layers)
 
 
 def read_mtp(target: TargetModel, dtype: torch.dtype | None = None) -> DraftModel:
@@ -43,10 +42,11 @@ def read_mtp(target: TargetModel, dtype: torch.dtype | None = None) -> DraftMode
 
     Raises `TercelError` if there are none, or they are damaged or incomplete.
     """
-    name, folder, found = target.source.name, stored_folder(target.source), modules_of(target)
+    name, folder = target.source.name, stored_folder(target.source)
+    places = _places(folder)
+    found = find_modules(places, target.num_layers)
     if folder is None or found is None:
         raise TercelError(_why_none(name, folder))
-    places = _places(folder)
     tensors = _gathered(found, _read(places, found.names.values()))
     own = {
         "own_embeddings": _differs(tensors.get("embed_tokens.weight"), target, "embeddings"),
@@ -93,12 +93,14 @@ def _why_none(name: str, folder: Path | None) -> str:
     )
 
 
-def _places(folder: Path) -> dict[str, Path]:
-    """In which file each tensor of the checkpoint lies."""
+def _places(folder: Path | None) -> dict[str, Path]:
+    """In which file each tensor of the checkpoint lies; none where there are no files."""
+    if folder is None:
+        return {}
     single, index = folder / WEIGHTS, folder / SHARDS
-    if not single.is_file() and index.is_file():
-        return {name: folder / file for name, file in read_shards(index).items()}
-    return {name: file for file in ([single] if single.is_file() else []) for name in _names(file)}
+    if single.is_file():
+        return dict.fromkeys(_names(single), single)
+    return {name: folder / file for name, file in read_shards(index).items()} if index.is_file() else {}
 
 
 def _names(file: Path) -> list[str]:
