@@ -54,9 +54,13 @@ def share_embeddings(model: DraftModel, of_target: Tensor) -> DraftModel:
     config = model.head.config
     if not config.own_embeddings:
         return model
-    own = model.head.embed_tokens.weight
-    if own.shape != of_target.shape or not torch.equal(own.to(of_target.device, torch.bfloat16), of_target.bfloat16()):
+    if not repeats(model.head.embed_tokens.weight, of_target):
         return model
     told = Convention("embeddings", "the target's", "embed_tokens.weight in the file repeats them")
     others = tuple(c for c in model.conventions if c.name != told.name)
     return replace(model, head=model.head.without_embeddings(), conventions=(*others, told))
+
+
+def repeats(own: Tensor, of_target: Tensor) -> bool:
+    """Whether a head's tensor is in bfloat16 that of its target."""
+    return own.shape == of_target.shape and torch.equal(own.to(of_target.device, torch.bfloat16), of_target.bfloat16())

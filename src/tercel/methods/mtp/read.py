@@ -11,7 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tercel.draft.checkpoint import Convention, DraftModel, HeadInfo, TargetIdentity
+from tercel.draft.binding import repeats
+from tercel.draft.checkpoint import Convention, DraftModel, HeadInfo
 from tercel.draft.history import TrainingRecord
 from tercel.draft.load import build_head, check_plain, check_tensors
 from tercel.draft.vocabulary import DraftVocabulary
@@ -22,6 +23,7 @@ from tercel.reading import read_json, read_shards
 from tercel.target_model.identity import stored_folder
 from tercel.target_model.protocol import TargetModel
 from tercel.target_model.snapshot import SHARDS, WEIGHTS
+from tercel.train.facts import identity
 
 FORMAT = "mtp"
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight$")
@@ -48,15 +50,18 @@ def read_mtp(target: TargetModel, dtype: torch.dtype | None = None) -> DraftMode
     if folder is None or found is None:
         raise TercelError(_why_none(name, folder))
     tensors = _gathered(found, _read(places, found.names.values()))
-    own = {
-        "own_embeddings": _differs(tensors.get("embed_tokens.weight"), target, "embeddings"),
-        "own_output": _differs(tensors.get("lm_head.weight"), target, "output"),
-    }
-    for needed, tensor in (("own_embeddings", "embed_tokens.weight"), ("own_output", "lm_head.weight")):
-        if not own[needed]:
+    own: dict[str, bool] = {}
+    ids = torch.arange(target.vocab_size, device=target.device)
+    for setting, tensor, of_target in (
+        ("own_embeddings", "embed_tokens.weight", target.embed),
+        ("own_output", "lm_head.weight", target.output_rows),
+    ):
+        own[setting] = tensor in tensors and not repeats(tensors[tensor], of_target(ids))
+        if not own[setting]:
             tensors.pop(tensor, None)
     config = new_config(target, target.vocab_size, found.modules, found.family.hidden_first, **own)
     check_tensors(config, tensors, folder)
+    known = None if target.tokenizer_or_none is None else identity(target)
     said = announced(read_json(folder / "config.json"))
     warnings: tuple[str, ...] = ()
     if said is not None and said[1] != found.modules:
@@ -65,7 +70,7 @@ def read_mtp(target: TargetModel, dtype: torch.dtype | None = None) -> DraftMode
     return DraftModel(
         build_head(config, tensors, folder / WEIGHTS, dtype or target.dtype, str(target.device)),
         DraftVocabulary.full(target.vocab_size),
-        HeadInfo(_identity(target), TrainingRecord(made_by=name, target_name=name)),
+        HeadInfo(known, TrainingRecord(made_by=name, target_name=name)),
         folder,
         warnings,
         FORMAT,
@@ -74,12 +79,6 @@ def read_mtp(target: TargetModel, dtype: torch.dtype | None = None) -> DraftMode
             Convention("joined as", order, f"names as {found.family.name}'s"),
         ),
     )
-
-
-def _identity(target: TargetModel) -> TargetIdentity | None:
-    if target.tokenizer_or_none is None:
-        return None
-    return TargetIdentity(target.source.name, target.fingerprint, target.tokenizer_digest)
 
 
 def _why_none(name: str, folder: Path | None) -> str:
@@ -149,12 +148,3 @@ def _gathered(found: Found, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tensors[f"{place}.gate_up_proj"] = torch.stack(joined)
         tensors[f"{place}.down_proj"] = torch.stack([parts[n, "down_proj"] for n in range(count)])
     return tensors
-
-
-def _differs(own: Tensor | None, target: TargetModel, layer: str) -> bool:
-    """Whether a repeated `[V, H]` is in bfloat16 another than the target's."""
-    if own is None:
-        return False
-    ids = torch.arange(target.vocab_size, device=target.device)
-    its = target.embed(ids) if layer == "embeddings" else target.output_rows(ids)
-    return own.shape != its.shape or not torch.equal(own.to(its.device).bfloat16(), its.bfloat16())
