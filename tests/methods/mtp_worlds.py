@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tercel.methods.mtp.module import MtpHead
 from tercel.target_model.protocol import TargetModel
 from tests.tiny import VOCAB, tiny_config, tiny_tokenizer
 
+Checkpoints = Callable[..., Path]
 H, LAYERS = 32, 2
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -120,8 +122,7 @@ def save_with_modules(folder: Path, arch: str, modules: int = 1, **announced: in
             joint = name in ("eh_proj", "input_proj", "fc")
             stored[f"{before}{name}.weight"] = random(H, 2 * H) if joint else random(H)
     save_file({n: t.contiguous() for n, t in stored.items()}, path / "model.safetensors", metadata={"format": "pt"})
-    file = path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **announced}), encoding="utf-8")
+    announce(path, announced)
     return path
 
 
@@ -129,16 +130,24 @@ def public_tensors(path: Path) -> Mapping[str, Tensor]:
     return load_file(path / "model.safetensors")
 
 
-def without_modules(path: Path) -> None:
-    """Leave the modules out, as saving a fine-tuned model does."""
-    kept = {
-        name: tensor
-        for name, tensor in public_tensors(path).items()
-        if not name.startswith("mtp.") and "mtp_layers" not in name and not _later(name)
-    }
-    save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
+def changed(path: Path, out: Path, change: Callable[[dict[str, Tensor]], object], **announced: int) -> Path:
+    """A copy of a checkpoint, its tensors and its config.json changed."""
+    shutil.copytree(path, out)
+    tensors = dict(public_tensors(out))
+    change(tensors)
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    announce(out, announced)
+    return out
 
 
-def _later(name: str) -> bool:
-    match = re.match(r"model\.layers\.(\d+)\.", name)
-    return match is not None and int(match.group(1)) >= LAYERS
+def announce(path: Path, modules: Mapping[str, int]) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **modules}), encoding="utf-8")
+
+
+def leave_out_modules(tensors: dict[str, Tensor]) -> None:
+    """As saving a fine-tuned model of DeepSeek's names does."""
+    for name in list(tensors):
+        match = re.match(r"model\.layers\.(\d+)\.", name)
+        if match and int(match.group(1)) >= LAYERS:
+            del tensors[name]

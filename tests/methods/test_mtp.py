@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from torch import Tensor
 
 from tercel.decode.engine import Engine
 from tercel.decode.proposers import MTP, make_proposer
@@ -27,19 +27,12 @@ from tercel.methods.mtp.module import MtpHead
 from tercel.methods.mtp.read import read_mtp
 from tercel.target_model.model import Target
 from tests.decode.drafts import Watched, tiny_target
-from tests.methods.mtp_worlds import save_with_modules, without_modules
+from tests.methods.mtp_worlds import Checkpoints, changed, leave_out_modules
 from tests.methods.naive_mtp import NaiveMtp
 
 CHAIN, TREE = TreeShape.chain(4), TreeShape(3, 4, 10)
 PROMPTS = [(9, 10, 9, 9, 10, 9), (5,), tuple(range(20, 40))]
-CASES = [("deepseek_v3", 1, TREE), ("glm4_moe", 1, CHAIN), ("glm4_moe", 3, TREE), ("qwen2", 1, CHAIN)]
-Checkpoints = Callable[..., Path]
-
-
-@pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    """By architecture and number of modules."""
-    return cache(lambda arch, modules=1: save_with_modules(tmp_path_factory.mktemp("mtp"), arch, modules))
+CASES = [("deepseek_v3", 1, TREE), ("glm4_moe", 3, TREE), ("qwen2", 1, CHAIN)]
 
 
 def asked() -> list[Request]:
@@ -112,8 +105,7 @@ def test_it_is_saved_and_read_again_as_it_was(checkpoints: Checkpoints, tmp_path
 
 
 def test_a_checkpoint_that_says_it_has_modules_and_has_none(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    path = save_with_modules(tmp_path, "glm4_moe", num_nextn_predict_layers=1)
-    without_modules(path)
+    path = changed(checkpoints("glm4_moe", 3), tmp_path / "t", leave_out_modules, num_nextn_predict_layers=1)
     with pytest.raises(TercelError, match=r"announces MTP modules \(num_nextn_predict_layers is 1\), but its files"):
         make_proposer(MTP, Target.load(str(path)), shape=CHAIN)
     with pytest.raises(TercelError, match="llama comes without an MTP module; train one"):
@@ -129,22 +121,20 @@ def test_a_checkpoint_that_says_it_has_modules_and_has_none(checkpoints: Checkpo
         (lambda t: t["model.layers.2.eh_proj.weight"].fill_(float("nan")), "holds NaN"),
     ],
 )
-def test_what_is_wrong_with_a_module_is_said(tmp_path: Path, change: Callable[..., object], says: str) -> None:
-    path = save_with_modules(tmp_path, "glm4_moe")
-    tensors = load_file(path / "model.safetensors")
-    change(tensors)
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+def test_what_is_wrong_with_a_module_is_said(
+    checkpoints: Checkpoints, tmp_path: Path, change: Callable[..., object], says: str
+) -> None:
+    path = changed(checkpoints("glm4_moe", 3), tmp_path / "t", change)
     with pytest.raises(TercelError, match=says):
         read_mtp(Target.load(str(path)))
 
 
-def test_embeddings_that_are_not_the_targets_stay_its_own(tmp_path: Path) -> None:
-    path = save_with_modules(tmp_path, "glm4_moe")
-    tensors = load_file(path / "model.safetensors")
-    for name in ("embed_tokens", "shared_head.head"):
-        tensors[f"model.layers.2.{name}.weight"] += 1
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    target = Target.load(str(path))
+def test_embeddings_that_are_not_the_targets_stay_its_own(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def another(tensors: dict[str, Tensor]) -> None:
+        for name in ("embed_tokens", "shared_head.head"):
+            tensors[f"model.layers.2.{name}.weight"] += 1
+
+    target = Target.load(str(changed(checkpoints("glm4_moe", 3), tmp_path / "t", another)))
     head = bind(read_mtp(target), target).head
     assert (head.config.own_embeddings, head.config.own_output) == (True, True)
     assert texts(target, make_proposer(MTP, target, shape=TREE)) == texts(target)
@@ -158,7 +148,7 @@ def test_only_classes_of_transformers_are_imported(checkpoints: Checkpoints) -> 
             new_head(replace(config, classes={**config.classes, "layer": wrong}))
 
 
-@pytest.mark.parametrize("arch", ["phi3", "gpt_oss", "qwen3_moe"])
+@pytest.mark.parametrize("arch", ["gpt_oss", "qwen3_moe"])
 def test_a_target_without_modules_lends_its_last_layer(arch: str) -> None:
     target = tiny_target(arch)
     vocabulary = DraftVocabulary(torch.arange(0, target.vocab_size, 2), target.vocab_size)

@@ -24,7 +24,7 @@ from tercel.train.config import TrainConfig
 from tercel.train.features import FeatureSupply
 from tercel.train.initial import first_head
 from tercel.train.loop import train
-from tests.methods.mtp_worlds import save_with_modules
+from tests.methods.mtp_worlds import Checkpoints
 from tests.methods.naive_mtp import NaiveMtp
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.train.worlds import answered_chats, chat, random_chat
@@ -33,8 +33,8 @@ STEPS = 4
 
 
 @pytest.mark.parametrize(("arch", "modules"), [("deepseek_v3", 1), ("glm4_moe", 3)])
-def test_a_rehearsal_drafts_what_the_modules_would(tmp_path: Path, arch: str, modules: int) -> None:
-    path = save_with_modules(tmp_path, arch, modules)
+def test_a_rehearsal_drafts_what_the_modules_would(checkpoints: Checkpoints, arch: str, modules: int) -> None:
+    path = checkpoints(arch, modules)
     target, naive = Target.load(str(path)), NaiveMtp(path, arch, modules)
     model, lesson = read_mtp(target), MtpLesson(TrainConfig(method=MTP, ttt_steps=STEPS))
     lesson.begin(target, model.vocabulary)
@@ -53,9 +53,9 @@ def test_a_rehearsal_drafts_what_the_modules_would(tmp_path: Path, arch: str, mo
     assert compared > 15
 
 
-def test_the_gradient_is_that_of_the_loss(tmp_path: Path) -> None:
+def test_the_gradient_is_that_of_the_loss(checkpoints: Checkpoints) -> None:
     """Against finite differences, in a direction at random, through all modules and repeated steps."""
-    target = Target.load(str(save_with_modules(tmp_path, "deepseek_v3", 2)))
+    target = Target.load(str(checkpoints("deepseek_v3", 2)))
     model, lesson = read_mtp(target), MtpLesson(TrainConfig(method=MTP, ttt_steps=STEPS, oov="keep"))
     head = model.head.double()
     lesson.begin(target, model.vocabulary)
@@ -107,8 +107,8 @@ def test_training_raises_the_acceptance_and_the_head_drafts(tmp_path: Path) -> N
     assert sum(drafted.accepted) > 0
 
 
-def test_a_run_begins_with_the_modules_that_the_target_has(tmp_path: Path) -> None:
-    target = Target.load(str(save_with_modules(tmp_path, "deepseek_v3")))
+def test_a_run_begins_with_the_modules_that_the_target_has(checkpoints: Checkpoints) -> None:
+    target = Target.load(str(checkpoints("deepseek_v3")))
     counts = torch.ones(target.vocab_size)
     config = TrainConfig(method=MTP, draft_vocab=64)
     head, vocabulary, _ = first_head(config, target, [chat([5, 6, 7], [False, True, True])], counts)
@@ -119,7 +119,7 @@ def test_a_run_begins_with_the_modules_that_the_target_has(tmp_path: Path) -> No
     assert learning == {name for name in stored if "correction_bias" not in name}
 
 
-def test_a_run_without_the_targets_layers_is_told(tmp_path: Path) -> None:
+def test_a_run_without_the_targets_layers_is_told() -> None:
     target = small_target()
     target.drop_blocks()
     with pytest.raises(TercelError, match="begins with the last layer of qwen3, which is not loaded"):
