@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from tercel.decode.proposers import EAGLE, EAGLE2, HASS, MTP
-from tercel.draft import DraftModel, DraftVocabulary, Eagle1Config, HeadInfo
+from tercel.draft import DraftModel, DraftVocabulary, Eagle1Config, HeadConfig, HeadInfo
 from tercel.draft.binding import bind
 from tercel.draft.kinds import new_head
 from tercel.methods.hydra import HydraConfig
-from tercel.methods.last_hidden import LastHiddenHead, PartsConfig
+from tercel.methods.last_hidden import PartsConfig
 from tercel.methods.medusa import MedusaConfig
 from tercel.target_model.protocol import TargetModel
 from tests.methods.mtp_worlds import random_mtp
@@ -23,34 +23,34 @@ def random_parts(
     kind: str, target: TargetModel, *, pruned: bool = True, seed: int = 1, std: float = 0.2, **settings: Any
 ) -> DraftModel:
     """An untrained head, none of whose weights are as they begin; its drafts are nearly always wrong."""
-    size = target.vocab_size
-    vocabulary = DraftVocabulary(torch.arange(0, size, 2), size) if pruned else DraftVocabulary.full(size)
-    head = new_head(CONFIGS[kind].beside(target, len(vocabulary), **{"num_parts": 4, **settings}))
-    assert isinstance(head, LastHiddenHead)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
-    return DraftModel(head.eval().requires_grad_(False), vocabulary, HeadInfo(None))
+    vocabulary = _vocabulary(target, pruned)
+    return _random(CONFIGS[kind].beside(target, len(vocabulary), **{"num_parts": 4, **settings}), vocabulary, seed, std)
 
 
 def random_eagle(target: TargetModel, *, pruned: bool = True, seed: int = 1, std: float = 0.2) -> DraftModel:
     """An untrained head of EAGLE, bound to its target."""
-    size = target.vocab_size
-    vocabulary = DraftVocabulary(torch.arange(0, size, 2), size) if pruned else DraftVocabulary.full(size)
+    vocabulary = _vocabulary(target, pruned)
     config = Eagle1Config.for_target(
         target.config,
         feature_layers=(target.num_layers,),
-        vocab_size=size,
+        vocab_size=target.vocab_size,
         draft_vocab_size=len(vocabulary),
         max_position_embeddings=256,
     )
-    head = new_head(config)
-    generator = torch.Generator().manual_seed(seed)
+    return bind(_random(config, vocabulary, seed, std), target)
+
+
+def _vocabulary(target: TargetModel, pruned: bool) -> DraftVocabulary:
+    size = target.vocab_size
+    return DraftVocabulary(torch.arange(0, size, 2), size) if pruned else DraftVocabulary.full(size)
+
+
+def _random(config: HeadConfig, vocabulary: DraftVocabulary, seed: int, std: float) -> DraftModel:
+    head, generator = new_head(config), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
-    return bind(DraftModel(head.eval().requires_grad_(False), vocabulary, HeadInfo(None)), target)
+    return DraftModel(head.eval().requires_grad_(False), vocabulary, HeadInfo(None))
 
 
 def random_head_of(method: str, target: TargetModel) -> DraftModel | None:
