@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from tercel.decode.proposers import make_proposer
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
-from tercel.draft import load_head
+from tercel.draft import load_head, save_head
 from tercel.draft.shape import TreeShape
+from tercel.errors import TercelError
 from tercel.methods.last_hidden import LastHiddenHead
 from tercel.methods.parts_lesson import parts_loss
 from tercel.target_model.model import Target
@@ -25,6 +27,7 @@ from tercel.target_model.sources import Source
 from tercel.train.acceptance import simulate
 from tercel.train.config import Objective, TrainConfig
 from tercel.train.features import FeatureSupply
+from tercel.train.initial import first_head
 from tercel.train.lesson import lesson_of
 from tercel.train.loop import train
 from tercel.train.ttt import Batch, Extent, TTTResult
@@ -181,6 +184,17 @@ def test_a_head_learns_and_drafts(kind: str, settings: dict[str, Any], tmp_path:
     plain = Engine(target, Vanilla(), slots=2).generate(drawn)
     drafted = Engine(target, make_proposer(kind, target, head=head, shape=TreeShape(3, 3, 12)), slots=2).generate(drawn)
     assert [result.tokens for result in drafted] == [result.tokens for result in plain]
+
+
+@pytest.mark.parametrize("asked", [{"part_layers": 2}, {"shared_output": True}], ids=str)
+def test_a_head_to_go_on_with_is_what_the_run_asks_for(asked: dict[str, Any], tmp_path: Path) -> None:
+    target = target_of("llama")
+    save_head(random_parts("medusa", target), tmp_path / "head")
+    config, counts = TrainConfig(method="medusa", start_from=str(tmp_path / "head")), torch.ones(target.vocab_size)
+    assert isinstance(first_head(config, target, CHATS, counts)[0], LastHiddenHead)
+    (name, value), *_ = asked.items()
+    with pytest.raises(TercelError, match=f"has {name} (1|False), but this run asks for {value}"):
+        first_head(replace(config, **asked), target, CHATS, counts)
 
 
 def test_an_output_layer_that_is_kept() -> None:

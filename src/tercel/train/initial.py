@@ -20,6 +20,12 @@ from tercel.train.config import TrainConfig
 from tercel.train.feature_store import FeatureStore
 from tercel.train.lesson import lesson_of
 
+# settings that a head has already, and what they are called there
+_OF_HEADS = {
+    **{name: name for name in ("feature_layers", "fc_norm", "norm_output", "shared_output")},
+    "part_layers": "num_layers",
+}
+
 
 def first_head(
     config: TrainConfig,
@@ -65,9 +71,9 @@ def head_from(origin: DraftModel, run: TrainConfig) -> DraftHead:
     """
     theirs = origin.head_as(lesson_of(run).head_class)
     config = theirs.config
-    for name in ("feature_layers", "fc_norm", "norm_output"):
-        found, asked = vars(config)[name], vars(run)[name]
-        if asked and found != asked:
+    for name, own in _OF_HEADS.items():
+        asked = vars(run)[name]
+        if asked != vars(TrainConfig)[name] and (found := vars(config)[own]) != asked:
             raise TercelError(
                 f"{origin.path} has {name} {found}, but this run asks for {asked}; "
                 "give the same head settings, or leave out --start-from"
