@@ -124,8 +124,9 @@ def training_time_test(
         said.append(head.norm(output))
         wanted.append(row_goals(batch, to_draft, objective, plan, step, whole))
     result = loss_of_steps(said, wanted, head.lm_head.weight, batch, objective, plan, every_draft=every_draft)
-    if not feature_weight or batch.hidden is None:
+    if not feature_weight:
         return result
+    assert batch.hidden is not None
     far = [
         feature_weight * feature_distance(hidden, batch.hidden[goal.taught]) * goal.weights
         for hidden, goal in zip(said, wanted, strict=True)
