@@ -79,8 +79,10 @@ class PartsProposer(Proposer):
                 paths ← those of them that are to have children: by rank, or as pays
         """
         device, shape = self.target.device, self.shape
-        growth: Growth = Static(shape, len(rows), device)
-        if self.policy is not None:
+        growth: Growth
+        if self.policy is None:
+            growth = Static(shape, len(rows), device)
+        else:
             growth = Sized(self.policy.step, shape, self.widest, device)
         hidden_BH = torch.stack(self._hidden)
         paths_BPD = torch.tensor([[[row.tokens[-1]]] for row in rows], device=device)
