@@ -85,5 +85,5 @@ def test_heads_without_anything_to_learn_from(tmp_path: Path) -> None:
     assert shop.to_train(["eagle3", "eagle3/1of8", "pld"]) == ["eagle3", "eagle3/1of8"]
     assert shop.command("eagle3/1of8")[3] == str(tmp_path / "data" / "1of8.jsonl")
     assert shop.entry("eagle3/1of8").method == "eagle3"
-    assert shop.settings("no-feature-loss")["feature_layers"] == [5]
+    assert shop.settings("no-feature-loss")["feature_layers"] == [6]  # what leaves the last layer
     assert shop.settings("no-feature-loss")["ttt_steps"] == 1

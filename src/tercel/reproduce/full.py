@@ -87,7 +87,7 @@ def _training(model: Model, folder: str, recipe: str) -> Iterator[str]:
     if wanted.part > 1:
         yield f"# of the first 1/{wanted.part} of the data: add `limit: ROWS` to its settings"
     if wanted.top_layer:
-        yield "# of the last layer's features alone: add `feature_layers: [LAST]` to its settings"
+        yield "# of the last hidden state alone: add `feature_layers: [L]` to its settings, L the model's layers"
     values = {"draft_vocab": 32000, "epochs": 2, **wanted.settings, "target_sharding": model.sharding}
     yield f"printf '%s\\n' {shlex.join(f'{key}: {value}' for key, value in values.items())} > {out}.yaml"
     data = [word for source in model.data for word in ("--data", f"{folder}/{source}.jsonl")]

@@ -105,7 +105,7 @@ class Workshop:
         wanted: Recipe = RECIPES[recipe]
         values = {**self.scale.recipe, **wanted.settings}
         if wanted.top_layer:
-            values["feature_layers"] = [self.layers - 1]
+            values["feature_layers"] = [self.layers]
         return values
 
     def _data(self, recipe: str) -> Sequence[str]:

@@ -87,8 +87,8 @@ TREES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a head is trained: settings of `tercel train` beside those of the scale. top_layer: the features are of the
-    target's last layer alone. part: learn from the first 1/part of the data."""
+    """How a head is trained: settings of `tercel train` beside those of the scale. top_layer: the feature is the
+    target's last hidden state alone, as EAGLE's is. part: learn from the first 1/part of the data."""
 
     settings: Mapping[str, Any]
     top_layer: bool = False
