@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tercel.decode.proposers import KINDS
+from tercel.draft.shape import PAPER, parse_shape
 from tercel.errors import TercelError
 from tercel.measure.intervals import Interval, ratio_of_totals
 from tercel.measure.samples import (
@@ -21,10 +22,11 @@ from tercel.measure.samples import (
     smallest_ratio,
     value,
 )
+from tercel.methods.eagle import PUBLISHED
 from tercel.reproduce.claims import CLAIMS, NOT_REPRODUCED, REPRODUCED, STATISTICS, UNDECIDED, Rule, judge
 from tercel.reproduce.experiments import EXPERIMENTS
 from tercel.reproduce.full import MODELS, all_commands
-from tercel.reproduce.scales import RECIPES, method_of, recipe_of
+from tercel.reproduce.scales import RECIPES, TREES, method_of, recipe_of
 from tercel.train.config import EAGLE3, METHODS
 from tests.test_readme import parse
 
@@ -157,6 +159,13 @@ def test_every_name_of_an_experiment_is_a_method_or_has_a_recipe() -> None:
     for experiment in EXPERIMENTS.values():
         for name in experiment.names:
             assert recipe_of(name) in RECIPES or method_of(name) in KINDS
+
+
+def test_trees_of_the_papers_are_those_of_the_methods() -> None:
+    assert parse_shape(TREES["eagle3"]) == PAPER
+    assert parse_shape(TREES["eagle"]) == PUBLISHED
+    assert set(TREES) <= set(KINDS)
+    assert all(parse_shape(tree) is not None for tree in TREES.values())
 
 
 def test_the_commands_of_the_papers_scale_are_what_the_command_line_takes(

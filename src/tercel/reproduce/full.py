@@ -82,13 +82,13 @@ def commands(name: str) -> Iterator[str]:
 
 
 def _training(model: Model, folder: str, recipe: str) -> Iterator[str]:
-    """Of the paper: 2 epochs, 7 steps of training-time test, packed 2,048 tokens, AdamW."""
+    """By the paper's rate; AdamW, clipping and length are those of `tercel train`."""
     wanted, out = RECIPES[recipe], f"{folder}/{recipe.replace('/', '-')}"
     if wanted.part > 1:
         yield f"# of the first 1/{wanted.part} of the data: add `limit: ROWS` to its settings"
     if wanted.top_layer:
         yield "# of the last hidden state alone: add `feature_layers: [L]` to its settings, L the model's layers"
-    values = {"draft_vocab": 32000, "epochs": 2, **wanted.settings, "target_sharding": model.sharding}
+    values = {"draft_vocab": 32000, "lr": "0.00005", **wanted.settings, "target_sharding": model.sharding}
     yield f"printf '%s\\n' {shlex.join(f'{key}: {value}' for key, value in values.items())} > {out}.yaml"
     data = [word for source in model.data for word in ("--data", f"{folder}/{source}.jsonl")]
     words = ("train", model.name, *data, "--out", out, "--config", f"{out}.yaml")

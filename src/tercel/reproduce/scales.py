@@ -69,13 +69,13 @@ SCALES = {
     ),
 }
 
-# The trees of the papers, in which τ is measured: drafts as large as pays would differ with the machine. What is not
-# here has the shape that is its own.
+# The trees of the papers' 7 B and 8 B models, in which τ is measured: drafts as large as pays would differ with the
+# machine. What is not here has no draft, or no published tree.
 TREES = {
     "eagle3": "10x8x60",
     "eagle2": "10x6x60",
     "hass": "10x6x60",
-    "eagle": "4x6x26",
+    "eagle": "4x5x26",
     "medusa": "10x5x64",
     "hydra": "10x5x64",
     "sps": "chain:5",
