@@ -13,6 +13,7 @@ from tercel.measure.samples import Samples
 from tercel.reproduce.heads import Workshop, first_rows
 from tercel.reproduce.results import Result
 from tercel.reproduce.scales import SCALES, TINY
+from tercel.reproduce.tiny import write_questions
 from tests.cli.running import refused, run
 from tests.measure.test_bench_report import checked
 
@@ -51,6 +52,13 @@ def test_what_cannot_be_reproduced_is_told(tmp_path: Path) -> None:
     full = run("reproduce", "table1", "--scale", "full")
     assert full.code == 0
     assert "lmsys/vicuna-13b-v1.3@6566e9cb1787585d1147dcf4f9bc48f29e1328d2" in full.out
+
+
+def test_more_questions_are_the_same_and_more(tmp_path: Path) -> None:
+    few = write_questions(tmp_path / "gsm8k.jsonl", 2, seed=1).read_text("utf-8")
+    many = write_questions(tmp_path / "gsm8k.jsonl", 5, seed=1).read_text("utf-8")
+    assert many.startswith(few)
+    assert many.count("\n") == 5
 
 
 def test_results_are_kept_as_they_were_counted(tmp_path: Path) -> None:

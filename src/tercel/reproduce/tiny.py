@@ -63,16 +63,12 @@ def tiny_target(folder: Path, layers: int = SIZES["num_hidden_layers"]) -> str:
 
 def write_questions(file: Path, count: int, seed: int, turns: int = 1) -> Path:
     """A task, or prompts to learn from: short runs of words from the built-in questions."""
-    if not file.is_file():
-        drawn, words = random.Random(seed), _words()
-        rows = (
-            {
-                "id": f"{file.stem}-{number}",
-                "turns": [" ".join(drawn.choices(words, k=4)) for _ in range(turns)],
-            }
-            for number in range(count)
-        )
-        write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
+    drawn, words = random.Random(seed), _words()
+    rows = (
+        {"id": f"{file.stem}-{number}", "turns": [" ".join(drawn.choices(words, k=4)) for _ in range(turns)]}
+        for number in range(count)
+    )
+    write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
     return file
 
 
