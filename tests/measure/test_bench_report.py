@@ -20,6 +20,7 @@ from tercel.measure import paper
 from tercel.measure.bench import BenchSettings, run_bench
 from tercel.measure.bench_journal import journal_of, open_journal
 from tercel.measure.bench_page import bench_page
+from tercel.measure.entrants import Heads, what_answers_depend_on
 from tercel.measure.manifest import Entry, as_manifest, read_manifest
 from tercel.measure.methods import Run
 from tercel.measure.report import csv_text, report_json, table1_text
@@ -27,6 +28,7 @@ from tercel.measure.summary import BenchReport
 from tercel.measure.table import BEHIND, BEST, LEVEL, table1
 from tercel.measure.tasks import Question, Task
 from tercel.pages import Bar, Series, bars, lines, nice_ticks, page
+from tercel.target_model.model import Target
 from tests.measure.worlds import chat_target
 
 TASKS = [
@@ -248,3 +250,16 @@ def test_heads_by_name(tmp_path: Path) -> None:
             read_manifest(file)
     with pytest.raises(TercelError, match="cannot read"):
         read_manifest(tmp_path / "none")
+
+
+def test_a_journal_belongs_to_its_questions_and_its_second_model() -> None:
+    heads = Heads(lambda name: pytest.fail("no head is asked for"))
+    target, entries, params = chat_target(), {"pld": Entry("pld")}, SamplingParams()
+
+    def key(tasks: Sequence[Task], model: Target | None = None) -> object:
+        return what_answers_depend_on(target, entries, heads, model, tasks, params)
+
+    others = [replace(TASKS[0], questions=tuple(replace(q, turns=("other",)) for q in TASKS[0].questions))]
+    assert key(TASKS[:1]) == key(TASKS[:1])
+    assert key(TASKS[:1]) != key(others)
+    assert key(TASKS) != key(TASKS, target)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from tercel.draft.acceptance import NAlpha
     from tercel.measure.bench import BenchProgress, BenchSettings
     from tercel.measure.bench_journal import Journal
-    from tercel.measure.entrants import Heads
-    from tercel.measure.manifest import Entry
     from tercel.measure.methods import Method
     from tercel.measure.summary import BenchReport
     from tercel.measure.tasks import Task
@@ -111,7 +108,7 @@ def command(
     from tercel.decode.generation_config import Asked
     from tercel.measure.bench import BenchSettings
     from tercel.measure.bench_journal import journal_of, open_journal
-    from tercel.measure.entrants import make_methods, names_of_heads, proposers_of
+    from tercel.measure.entrants import make_methods, names_of_heads, proposers_of, what_answers_depend_on
     from tercel.measure.record import require_recordable
     from tercel.measure.report import check_picture
     from tercel.measure.tasks import parse_tasks
@@ -136,7 +133,8 @@ def command(
     named = names_of_heads({name: entries[name] for name in names if name in entries}, opened)
     settings = BenchSettings(params[0], repeats, None if own_head is None else known_as(own_head.path), named)
     outputs = Outputs(json_file, csv_file, html_file, plot)
-    key = what_answers_depend_on(loaded, entries, opened, second, asked, params[0], draft)
+    shaped = {name: replace(entry, tree=entry.tree or draft.tree) for name, entry in entries.items()}
+    key = what_answers_depend_on(loaded, shaped, opened, second, asked, params[0])
     with open_journal(journal_of(*outputs.files), key) as journal:
         if journal.kept:
             say(f"note: going on behind {journal.kept:,} answers that {journal.path} keeps")
@@ -206,30 +204,6 @@ def print_reports(console: PlainConsole, reports: Sequence[BenchReport]) -> None
         for report in reports:
             console.print(table1_text(table1(report)))
         console.print_line(LEGEND)
-
-
-def what_answers_depend_on(
-    target: Target,
-    entries: Mapping[str, Entry],
-    heads: Heads,
-    model: Target | None,
-    tasks: Sequence[Task],
-    params: SamplingParams,
-    options: DraftOptions,
-) -> dict[str, Any]:
-    """The key of a journal, as JSON: all but the temperatures and seeds, which its lines tell."""
-    from tercel.measure.entrants import digests_of_heads
-
-    return {
-        "target": [target.source.name, target.fingerprint],
-        "computed": [str(target.dtype), str(target.device), target.backend, target.weights],
-        "template": dict(target.template_arguments),
-        "methods": {name: [entry.method, entry.tree or options.tree] for name, entry in entries.items()},
-        "heads": digests_of_heads(entries, heads),
-        "draft model": None if model is None else model.fingerprint,
-        "questions": {task.name: hashlib.sha256(repr(task.questions).encode()).hexdigest()[:16] for task in tasks},
-        "sampling": repr(replace(params, temperature=0.0, seed=0, top_k=0, top_p=1.0, min_p=0.0)),
-    }
 
 
 def keep_with_head(report: BenchReport, model: DraftModel, options: DraftOptions, target: Target) -> None:

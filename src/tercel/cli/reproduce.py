@@ -223,6 +223,7 @@ class Setting:
         """What results hang on."""
         import torch
 
+        from tercel.measure.entrants import digest_of_questions
         from tercel.measure.machine import versions
 
         scale = self.workshop.scale
@@ -232,8 +233,10 @@ class Setting:
             "weights": world.target.fingerprint,
             "dtype": str(world.target.dtype).removeprefix("torch."),
             "backend": world.target.backend,
+            "draft model": None if world.model is None else world.model.fingerprint,
             "threads": torch.get_num_threads(),
             "questions": scale.questions,
+            "tasks": {name: digest_of_questions(task) for name, task in world.tasks.items()},
             "max_new_tokens": scale.tokens,
             "seeds": scale.seeds,
             "rounds": scale.rounds,

@@ -5,9 +5,10 @@ Names are those that `bench --methods` takes: of proposers, of a manifest's entr
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tercel.decode.engine import Engine
 from tercel.decode.oracle import Oracle
@@ -20,7 +21,9 @@ from tercel.measure.methods import EngineMethod, Method, TransformersMethod
 from tercel.measure.summary import TRANSFORMERS
 
 if TYPE_CHECKING:
+    from tercel.decode.sampling import SamplingParams
     from tercel.draft import DraftModel
+    from tercel.measure.tasks import Task
     from tercel.target_model.model import Target
 
 OpenHead = Callable[[str | None], "DraftModel"]
@@ -87,6 +90,27 @@ def names_of_heads(entries: Mapping[str, Entry], heads: Heads) -> dict[str, str]
     return {name: known_as(head.path) for name, head in found.items() if head is not None}
 
 
-def digests_of_heads(entries: Mapping[str, Entry], heads: Heads) -> dict[str, str]:
+def what_answers_depend_on(
+    target: Target,
+    entries: Mapping[str, Entry],
+    heads: Heads,
+    model: Target | None,
+    tasks: Sequence[Task],
+    params: SamplingParams,
+) -> dict[str, Any]:
+    """The key of a journal, as JSON: all but the temperatures and seeds, which its lines tell."""
     found = {name: heads.of(entry) for name, entry in entries.items()}
-    return {name: digest_of(head.head) for name, head in found.items() if head is not None}
+    return {
+        "target": [target.source.name, target.fingerprint],
+        "computed": [str(target.dtype), str(target.device), target.backend, target.weights],
+        "template": dict(target.template_arguments),
+        "methods": {name: [entry.method, entry.tree] for name, entry in entries.items()},
+        "heads": {name: digest_of(head.head) for name, head in found.items() if head is not None},
+        "draft model": None if model is None else model.fingerprint,
+        "questions": {task.name: digest_of_questions(task) for task in tasks},
+        "sampling": repr(replace(params, temperature=0.0, seed=0, top_k=0, top_p=1.0, min_p=0.0)),
+    }
+
+
+def digest_of_questions(task: Task) -> str:
+    return hashlib.sha256(repr(task.questions).encode()).hexdigest()[:16]

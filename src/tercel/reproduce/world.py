@@ -17,7 +17,7 @@ from tercel.errors import TercelError
 from tercel.measure.acceptance import count_alpha
 from tercel.measure.bench import BenchProgress, BenchSettings, run_bench
 from tercel.measure.bench_journal import open_journal
-from tercel.measure.entrants import Heads, digests_of_heads, make_methods
+from tercel.measure.entrants import Heads, make_methods, what_answers_depend_on
 from tercel.measure.manifest import Entry
 from tercel.measure.methods import EngineMethod
 from tercel.measure.samples import SPEED, TAU, Column, Samples, samples_of
@@ -81,13 +81,7 @@ class World:
         methods = make_methods(list(all_entries), all_entries, self.target, self.heads, self._made, self.model)
         repeats = self.scale.seeds if temperature else 1
         settings = BenchSettings(self.params(temperature), repeats)
-        key = {
-            "target": [self.target.source.name, self.target.fingerprint, str(self.target.dtype), self.target.backend],
-            "methods": {key: [entry.method, entry.tree] for key, entry in all_entries.items()},
-            "heads": digests_of_heads(all_entries, self.heads),
-            "tasks": {task.name: len(task.questions) for task in tasks},
-            "tokens": self.scale.tokens,
-        }
+        key = what_answers_depend_on(self.target, all_entries, self.heads, self.model, tasks, settings.params)
         self.journals.mkdir(parents=True, exist_ok=True)
         path = self.journals / f"{name}-T{temperature:g}{'-sized' if sized else ''}.jsonl"
         with open_journal(path, key) as journal:
