@@ -153,6 +153,9 @@ def test_claims_are_many_and_can_be_judged() -> None:
     assert absent["verdict"] == UNDECIDED
     assert "eagle2: no head is given" in absent["why"]
     assert judge(CLAIMS[0], {}, "").why == "table1 was not run"
+    growing = next(claim for claim in CLAIMS if claim.id == "data-slope")
+    part = judge(growing, {"fig1": Samples({})}, "", {"eagle3/1of8": "no answers"})
+    assert part.why == "eagle3/1of8: no answers; eagle3: not measured"
 
 
 def test_every_name_of_an_experiment_is_a_method_or_has_a_recipe() -> None:
