@@ -12,7 +12,7 @@ from tercel.measure import paper
 from tercel.measure.intervals import Interval
 from tercel.measure.machine import in_precision, in_threads
 from tercel.measure.summary import TRANSFORMERS, VANILLA, BenchReport
-from tercel.measure.table import BEST, LEGEND, MARKS, Cell, Line, Number, Table1, table1
+from tercel.measure.table import BEST, LEGEND, LEVEL, MARKS, Cell, Line, Number, Table1, table1
 from tercel.pages import Bar, bars, page, render, stack
 
 _KEY = """<ul class="key"><li><span class="swatch" style="background:var(--c0)"></span>measured here, the line on it its
@@ -36,7 +36,7 @@ def bench_body(reports: Sequence[BenchReport]) -> Markup:
         paper_target=paper.TARGET,
         source=paper.source(),
         sections=[table_section(*pair) for pair in zip(tables, reports, strict=True)],
-        told=_told(reports),
+        told=[*_lossy(tables[0]), *_told(reports)],
     )
 
 
@@ -63,14 +63,14 @@ def table_section(table: Table1, report: BenchReport) -> dict[str, Any]:
 def headline(table: Table1) -> str:
     """Who is fastest, how sure that is, in a sentence."""
     last = table.columns[-1]
-    found = {line.method: line.cells[last].speedup for line in table.lines if line.method != TRANSFORMERS}
+    found = {line.title: line.cells[last].speedup for line in table.lines if line.method != TRANSFORMERS}
     known = {name: number.interval for name, number in found.items() if number.interval is not None}
     if not known:
         return "Nothing was measured."
     best = max(known, key=lambda name: known[name].value)
     if best == VANILLA:
         return "No method is faster than decoding token by token here."
-    level = [name for name, number in found.items() if number.standing == "level"]
+    level = [name for name, number in found.items() if number.standing == LEVEL]
     sure = f"; {', '.join(level)} cannot be told apart from it" if level else ""
     return f"Fastest is {best}: {with_interval(known[best])} times as fast as token by token{sure}."
 
@@ -147,6 +147,14 @@ def _pairs(table: Table1, names: Sequence[str]) -> list[tuple[str, list[str]]]:
             cells.append("" if one == other else f"{signs[speed]} {signs[tau]}")
         rows.append((one, cells))
     return rows
+
+
+def _lossy(table: Table1) -> list[str]:
+    return [
+        f"{line.method} is LOSSY: {line.lossy} changes the text, which is not the model's own."
+        for line in table.lines
+        if line.lossy is not None
+    ]
 
 
 def _told(reports: Sequence[BenchReport]) -> list[str]:

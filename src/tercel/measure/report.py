@@ -18,7 +18,7 @@ from tercel.measure import paper
 from tercel.measure.intervals import Interval
 from tercel.measure.machine import in_precision, in_threads
 from tercel.measure.summary import BenchReport, MethodSummary
-from tercel.measure.table import MARKS, Cell, Number, Table1, table1
+from tercel.measure.table import MARKS, Cell, Line, Number, Table1, table1
 
 FORMATS = (".png", ".svg")
 HEADINGS = (
@@ -36,7 +36,7 @@ _INTERVALS = ("speedup", "tau", "tokens_per_s", "speedup_vs_transformers", "iden
 CSV_COLUMNS = (
     *("temperature", "task", "method", "questions", "tokens", "seconds"),
     *(f"{name}{end}" for name in _INTERVALS for end in ("", "_low", "_high")),
-    *("speedup_standing", "tau_standing", "paper_speedup", "paper_tau", "target", "head", "dtype", "device"),
+    *("speedup_standing", "tau_standing", "paper_speedup", "paper_tau", "lossy", "target", "head", "dtype", "device"),
 )
 
 
@@ -87,7 +87,7 @@ def csv_text(reports: Sequence[BenchReport]) -> str:
         for column in table.columns:
             for line in table.lines:
                 summary = tasks[column].methods.get(line.method) if column in tasks else None
-                writer.writerow(_csv_row(report, table, column, line.method, line.cells[column], summary))
+                writer.writerow(_csv_row(report, table, column, line, summary))
     return out.getvalue()
 
 
@@ -169,14 +169,15 @@ def _number_text(name: str, number: Number) -> str:
 
 
 def _csv_row(
-    report: BenchReport, table: Table1, column: str, method: str, cell: Cell, summary: MethodSummary | None
+    report: BenchReport, table: Table1, column: str, line: Line, summary: MethodSummary | None
 ) -> dict[str, Any]:
     """summary: of a task; None for the mean over tasks."""
-    head = report.heads.get(method, report.head if method == EAGLE3 else None)
+    cell, head = line.cells[column], report.heads.get(line.method, report.head if line.method == EAGLE3 else None)
     row: dict[str, Any] = {
         "temperature": f"{table.temperature:g}",
         "task": column,
-        "method": method,
+        "method": line.method,
+        "lossy": line.lossy or "",
         "speedup_standing": cell.speedup.standing,
         "tau_standing": cell.tau.standing,
         "target": report.target,

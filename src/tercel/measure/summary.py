@@ -105,7 +105,7 @@ class TaskResult:
 class BenchReport:
     """Everything a benchmark found. time_split_ms: method → phase → milliseconds a step. template_arguments: what
     prompts were rendered with beside the messages. backend: what computed the target's blocks. weights: those of the
-    target, if they are not its own. heads: by method, where there is more than the one. sittings: of how many runs of
+    target, if they are not its own. heads: by method. sittings: of how many runs of
     the program the times are, more than one if it was interrupted."""
 
     target: str
@@ -133,7 +133,7 @@ class BenchReport:
             row.identical(name)
             for task in self.tasks
             for name, summary in task.methods.items()
-            if name != TRANSFORMERS and summary.identical is not None
+            if name != TRANSFORMERS and summary.identical is not None and summary.lossy is None
             for row in task.rows
         )
 
@@ -170,8 +170,7 @@ def summarise(
     """Numbers of every method over the same questions.
 
     comparable: by method, whether its token ids should equal vanilla's; lossy: by which rule its drafts were accepted,
-    if that changes the text. Intervals resample questions;
-    repetitions of a question are added up before.
+    if that changes the text. Intervals resample questions; repetitions of a question are added up before.
     """
     return {method: _summary(rows, method, comparable[method], lossy[method]) for method in comparable}
 
