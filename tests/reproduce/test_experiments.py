@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tercel.cli.options import DecodingModelOptions, Dtype
+from tercel.cli.reproduce import Given, Sizes
 from tercel.errors import TercelError
 from tercel.measure.manifest import Entry
 from tercel.measure.samples import Samples
@@ -59,6 +61,13 @@ def test_more_questions_are_the_same_and_more(tmp_path: Path) -> None:
     many = write_questions(tmp_path / "gsm8k.jsonl", 5, seed=1).read_text("utf-8")
     assert many.startswith(few)
     assert many.count("\n") == 5
+
+
+def test_the_command_of_a_claim_has_all_that_was_asked_for(tmp_path: Path) -> None:
+    model = DecodingModelOptions(dtype=Dtype.float32, accept_licence=True, template_arg=["a=1", "b=2"])
+    given = Given("small", Sizes(questions=3), model, None, None, ("a.jsonl",), (), None)
+    asked = "tercel reproduce fig4 --scale small --data a.jsonl --questions 3 --dtype float32 --accept-licence"
+    assert given.command("fig4") == f"{asked} --template-arg a=1 --template-arg b=2"
 
 
 def test_results_are_kept_as_they_were_counted(tmp_path: Path) -> None:

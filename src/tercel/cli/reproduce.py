@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -168,7 +168,19 @@ class Given:
         words += [word for folder in self.data_dir for word in ("--data-dir", str(folder))]
         for field, value in vars(self.sizes).items():
             words += [] if value is None else [f"--{field.replace('_', '-')}", str(value)]
-        return tercel_command(*words)
+        return tercel_command(*words, *words_of(self.model))
+
+
+def words_of(model: DecodingModelOptions) -> list[str]:
+    """What of these options is not left at its default, as it would be typed."""
+    words = []
+    for field in fields(model):
+        value = getattr(model, field.name)
+        if value != field.default:
+            flag = f"--{field.name.replace('_', '-')}"
+            values = value if isinstance(value, list) else [value]
+            words += [word for one in values for word in ([flag] if one is True else [flag, str(one)])]
+    return words
 
 
 @dataclass(frozen=True)
