@@ -419,6 +419,7 @@ def print_rules(console: PlainConsole, names: Sequence[str]) -> None:
 
 def print_result(console: PlainConsole, found: Measured, result: Result) -> None:
     """Table 1's layout where there is one, and every number."""
+    from tercel.measure.intervals import with_interval
     from tercel.measure.report import table1_text
     from tercel.measure.table import LEGEND, table1
 
@@ -428,22 +429,18 @@ def print_result(console: PlainConsole, found: Measured, result: Result) -> None
         console.print_line(f"speedup with drafts as large as pays, τ in the papers' trees; {LEGEND}")
         return
     table = Table("quantity", "measured")
-    for name, told in result.numbers().items():
-        ci95 = None if told is None else told["ci95"]
-        interval = "" if ci95 is None else f" [{ci95[0]:.3f}, {ci95[1]:.3f}]"
-        table.add_row(name, "–" if told is None else f"{told['value']:.3f}{interval}")
+    for name, interval in result.intervals():
+        table.add_row(name, with_interval(interval, 3))
     console.print(table)
 
 
 def verdict_table(judged: Sequence[Judged]) -> Table:
+    from tercel.measure.intervals import with_interval
+
     table = Table(title="claims")
     for heading in ("claim", "paper", "measured", "rule", "verdict"):
         table.add_column(heading)
     for each in judged:
-        value = each.to_json()
-        ci95 = value["ci95"]
-        interval = "" if ci95 is None else f" [{ci95[0]:.2f}, {ci95[1]:.2f}]"
-        told = "–" if value["measured"] is None else f"{value['measured']:.2f}{interval}"
         verdict = f"{each.verdict} ({each.why})" if each.why else each.verdict
-        table.add_row(value["claim"], value["paper"], told, value["rule"], verdict)
+        table.add_row(each.claim.text, each.claim.paper, with_interval(each.interval), each.rule, verdict)
     return table

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from tercel.measure import paper
-from tercel.measure.intervals import Interval
+from tercel.measure.intervals import with_interval
 from tercel.measure.machine import in_precision, in_threads
 from tercel.measure.summary import TRANSFORMERS, VANILLA, BenchReport
 from tercel.measure.table import BEST, LEGEND, LEVEL, MARKS, Cell, Line, Number, Table1, table1
@@ -93,15 +93,6 @@ def time_split(report: BenchReport) -> Markup | None:
         for name, split in report.time_split_ms.items()
     ]
     return stack(phases, rows)
-
-
-def with_interval(interval: Interval | None) -> str:
-    """`1.22 [1.10, 1.35]`; without an interval where there is none, or it is a point."""
-    if interval is None:
-        return "–"
-    if interval.ci95 is None or interval.low == interval.high:
-        return f"{interval.value:.2f}"
-    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def _bars(table: Table1, which: int) -> Markup:

@@ -34,6 +34,16 @@ class Interval:
         return [self.low, self.high] if math.isfinite(self.low) and math.isfinite(self.high) else None
 
 
+def with_interval(interval: Interval | None, digits: int = 2) -> str:
+    """`1.22 [1.10, 1.35]`; without an interval where there is none, or it is a point."""
+    if interval is None:
+        return "–"
+    text = f"{interval.value:.{digits}f}"
+    if interval.ci95 is None or interval.low == interval.high:
+        return text
+    return f"{text} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+
+
 def ratio_of_totals(
     numerators: Sequence[float], denominators: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Interval:

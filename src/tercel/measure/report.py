@@ -15,7 +15,7 @@ from tercel.decode.proposers import EAGLE3
 from tercel.errors import TercelError
 from tercel.files import atomic_file, is_stream
 from tercel.measure import paper
-from tercel.measure.intervals import Interval
+from tercel.measure.intervals import Interval, with_interval
 from tercel.measure.machine import in_precision, in_threads
 from tercel.measure.summary import BenchReport, MethodSummary
 from tercel.measure.table import MARKS, Cell, Line, Number, Table1, table1
@@ -165,7 +165,7 @@ def _cell_text(cell: Cell) -> str:
 
 
 def _number_text(name: str, number: Number) -> str:
-    return f"{name}{_text(number.interval, '{:.2f}')} {MARKS[number.standing]}".rstrip()
+    return f"{name}{with_interval(number.interval)} {MARKS[number.standing]}".rstrip()
 
 
 def _csv_row(
@@ -211,21 +211,12 @@ def _cells(summary: MethodSummary) -> tuple[str, ...]:
     return (
         str(summary.questions),
         str(summary.tokens),
-        _text(summary.rate, "{:.1f}"),
-        _text(summary.tau, "{:.2f}"),
-        _text(summary.speedup, "{:.2f}"),
-        _text(summary.over_transformers, "{:.2f}"),
+        with_interval(summary.rate, 1),
+        with_interval(summary.tau),
+        with_interval(summary.speedup),
+        with_interval(summary.over_transformers),
         "–" if summary.identical is None else f"{summary.identical.value:.0%}",
     )
-
-
-def _text(interval: Interval | None, pattern: str) -> str:
-    if interval is None:
-        return "–"
-    text = pattern.format(interval.value)
-    if interval.ci95 is None or interval.low == interval.high:
-        return text
-    return f"{text} [{pattern.format(interval.low)}, {pattern.format(interval.high)}]"
 
 
 def _error_bar(interval: Interval) -> list[list[float]] | None:

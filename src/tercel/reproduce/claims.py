@@ -79,6 +79,10 @@ class Judged:
     command: str
     why: str = ""
 
+    @property
+    def rule(self) -> str:
+        return f"{STATISTICS[self.claim.statistic]} {self.claim.rule}"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "claim": self.claim.text,
@@ -88,7 +92,7 @@ class Judged:
             "verdict": self.verdict,
             "command": self.command,
             "id": self.claim.id,
-            "rule": f"{STATISTICS[self.claim.statistic]} {self.claim.rule}",
+            "rule": self.rule,
             "why": self.why,
         }
 

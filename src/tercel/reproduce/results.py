@@ -11,11 +11,13 @@ from typing import Any
 
 from markupsafe import Markup
 
+from tercel.decode.proposers import VANILLA
 from tercel.errors import TercelError
 from tercel.files import write_json, write_text
 from tercel.measure import paper
-from tercel.measure.bench_page import table_section, with_interval
-from tercel.measure.samples import Samples, ratio, value
+from tercel.measure.bench_page import table_section
+from tercel.measure.intervals import Interval, with_interval
+from tercel.measure.samples import SPEED, Samples, ratio, value
 from tercel.measure.table import LEGEND, table1
 from tercel.pages import Series, lines, page, render
 from tercel.reading import read_json
@@ -44,21 +46,22 @@ class Result:
         return file
 
     def numbers(self) -> dict[str, Any]:
-        """Every quantity with its interval, and speeds as multiples of vanilla's."""
-        found = {}
-        for name, interval in self._intervals():
-            fine = interval is not None and math.isfinite(interval.value)
-            found[name] = {"value": interval.value, "ci95": interval.ci95} if interval is not None and fine else None
-        return found
+        """Every one of `intervals`, as JSON."""
+        return {
+            name: None if interval is None else {"value": interval.value, "ci95": interval.ci95}
+            for name, interval in self.intervals()
+        }
 
-    def _intervals(self) -> Iterator[tuple[str, Any]]:
+    def intervals(self) -> Iterator[tuple[str, Interval | None]]:
+        """Every quantity with its interval, and speeds as multiples of vanilla's; None where nothing was tried."""
         for name in self.samples.columns:
             kind, method, *rest = name.split("/")
-            base = "/".join((kind, "vanilla", *rest))
-            if kind == "speed" and base in self.samples.columns:
-                yield "/".join(("speedup", method, *rest)), self.samples.interval(ratio, (name, base))
+            base = "/".join((kind, VANILLA, *rest))
+            if kind == SPEED and base in self.samples.columns:
+                name, found = "/".join(("speedup", method, *rest)), self.samples.interval(ratio, (name, base))
             else:
-                yield name, self.samples.interval(value, (name,))
+                found = self.samples.interval(value, (name,))
+            yield name, found if found is not None and math.isfinite(found.value) else None
 
     @classmethod
     def read(cls, out: Path, name: str) -> Result | None:
@@ -82,11 +85,11 @@ def write_page(result: Result, measured: Measured, judged: Sequence[Judged], out
         name=result.name,
         about=EXPERIMENTS[result.name].about,
         tiny=result.settings["scale"] == TINY,
-        sections=[_section(*reports) for reports in measured.reports],
+        sections=[table_section(table1(*reports), reports[0]) for reports in measured.reports],
         legend=LEGEND,
         plots=list(_plots(result)),
         claims=_rows(judged),
-        numbers=[(name, _told(found)) for name, found in result.numbers().items()],
+        numbers=[(name, with_interval(found, 3)) for name, found in result.intervals()],
         missing=result.missing,
         settings=result.settings,
         source=paper.source(),
@@ -110,24 +113,13 @@ def write_claims(judged: Sequence[Judged], settings: Mapping[str, Any], out: Pat
     return out / "claims.json", out / "claims.html"
 
 
-def _section(sized: Any, fixed: Any) -> dict[str, Any]:
-    return table_section(table1(sized, fixed), sized)
-
-
-def _told(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return "–"
-    ci95 = found["ci95"]
-    return f"{found['value']:.3f}" + ("" if ci95 is None else f" [{ci95[0]:.3f}, {ci95[1]:.3f}]")
-
-
 def _rows(judged: Sequence[Judged]) -> list[dict[str, str]]:
     return [
         {
             "text": each.claim.text,
             "paper": each.claim.paper,
             "measured": with_interval(each.interval),
-            "rule": each.to_json()["rule"],
+            "rule": each.rule,
             "verdict": each.verdict,
             "kind": VERDICT_CLASSES[each.verdict],
             "why": each.why,
