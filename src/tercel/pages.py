@@ -69,7 +69,14 @@ def bars(found: Sequence[Bar], *, one: bool = False) -> Markup:
 def stack(parts: Sequence[str], rows: Sequence[tuple[str, Sequence[float], str]]) -> Markup:
     """Bars of several parts. rows: name, a number a part, and the text behind."""
     most = max([*(sum(values) for _, values, _ in rows), 1e-9]) * 1.01
-    return _part("stack", parts=parts, rows=rows, colours=COLOURS, at=lambda value: f"{100 * value / most:.2f}%")
+    return _part(
+        "stack",
+        key=_key([(part, False) for part in parts]),
+        parts=parts,
+        rows=rows,
+        colours=COLOURS,
+        at=lambda value: f"{100 * value / most:.2f}%",
+    )
 
 
 @dataclass(frozen=True)
@@ -86,9 +93,14 @@ def lines(
     series: Sequence[Series], *, x: str, y: str, ticks: Sequence[tuple[float, str]], zero: bool = False
 ) -> Markup:
     """Lines with bands, once for a desk and once for a phone. ticks: of the x axis, which they span. zero: y from 0."""
-    key = _part("key", series=[(s.name, s.dashed) for s in series], colours=COLOURS)
+    key = _key([(s.name, s.dashed) for s in series])
     drawn = [_svg(series, x, y, ticks, zero, width, name) for width, name in ((WIDE, "wide"), (NARROW, "narrow"))]
     return Markup("<figure>{}{}{}</figure>\n").format(key, *drawn)
+
+
+def _key(series: Sequence[tuple[str, bool]]) -> Markup:
+    """Which colour is whose: names, and whether they are dashed."""
+    return _part("key", series=series, colours=COLOURS)
 
 
 def _svg(
@@ -133,7 +145,6 @@ def _svg(
 
 def _band(points: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
     return [(x, low) for x, low, _ in points] + [(x, high) for x, _, high in reversed(points)]
-
 
 
 def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:

@@ -15,10 +15,6 @@ from tercel.measure.summary import TRANSFORMERS, VANILLA, BenchReport
 from tercel.measure.table import BEST, LEGEND, LEVEL, MARKS, Cell, Line, Number, Table1, table1
 from tercel.pages import Bar, bars, page, render, stack
 
-_KEY = """<ul class="key"><li><span class="swatch" style="background:var(--c0)"></span>measured here, the line on it its
-interval</li><li><span class="swatch mark"></span>the paper's, {{ target }}</li>{% if one %}<li>dashed: no gain</li>
-{% endif %}</ul>"""
-
 
 def bench_page(reports: Sequence[BenchReport]) -> str:
     """The page of a benchmark, a section for each temperature."""
@@ -29,9 +25,8 @@ def bench_body(reports: Sequence[BenchReport]) -> Markup:
     """What stands on it, for a page that holds more."""
     tables = [table1(report) for report in reports]
     return render(
-        (files("tercel.measure") / "bench_page.html").read_text("utf-8"),
+        _template("bench_page"),
         target=reports[0].target,
-        key=render(_KEY, target=paper.TARGET, one=True),
         legend=LEGEND,
         paper_target=paper.TARGET,
         source=paper.source(),
@@ -51,13 +46,20 @@ def table_section(table: Table1, report: BenchReport) -> dict[str, Any]:
         "where": where,
         "speedups": speedup_bars(table),
         "taus": tau_bars(table),
-        "columns": table.columns,
-        "lines": [_line(line, table.columns) for line in table.lines],
+        "table": render(
+            _template("methods_table"),
+            columns=table.columns,
+            lines=[_line(line, table.columns) for line in table.lines],
+        ),
         "paper": any(cell.paper for line in table.lines for cell in line.cells.values()),
         "compared": drafting,
         "pairs": _pairs(table, drafting) if len(drafting) > 2 else [],
         "split": time_split(report),
     }
+
+
+def _template(name: str) -> str:
+    return (files("tercel.measure") / f"{name}.html").read_text("utf-8")
 
 
 def headline(table: Table1) -> str:

@@ -81,14 +81,14 @@ def write_page(result: Result, measured: Measured, judged: Sequence[Judged], out
     """The experiment's page: question, plots and tables, claims, settings."""
     file = out / f"{result.name}.html"
     body = render(
-        (files("tercel.reproduce") / "page.html").read_text("utf-8"),
+        _template("page"),
         name=result.name,
         about=EXPERIMENTS[result.name].about,
         tiny=result.settings["scale"] == TINY,
         sections=[table_section(table1(*reports), reports[0]) for reports in measured.reports],
         legend=LEGEND,
         plots=list(_plots(result)),
-        claims=_rows(judged),
+        claims=_table(judged),
         numbers=[(name, with_interval(found, 3)) for name, found in result.intervals()],
         missing=result.missing,
         settings=result.settings,
@@ -102,8 +102,8 @@ def write_claims(judged: Sequence[Judged], settings: Mapping[str, Any], out: Pat
     """`claims.json` and `claims.html`."""
     write_json(out / "claims.json", [each.to_json() for each in judged])
     body = render(
-        (files("tercel.reproduce") / "claims.html").read_text("utf-8"),
-        claims=_rows(judged),
+        _template("claims"),
+        claims=_table(judged),
         counts={name: sum(each.verdict == name for each in judged) for name in VERDICT_CLASSES},
         tiny=settings["scale"] == TINY,
         settings=settings,
@@ -113,19 +113,14 @@ def write_claims(judged: Sequence[Judged], settings: Mapping[str, Any], out: Pat
     return out / "claims.json", out / "claims.html"
 
 
-def _rows(judged: Sequence[Judged]) -> list[dict[str, str]]:
-    return [
-        {
-            "text": each.claim.text,
-            "paper": each.claim.paper,
-            "measured": with_interval(each.interval),
-            "rule": each.rule,
-            "verdict": each.verdict,
-            "kind": VERDICT_CLASSES[each.verdict],
-            "why": each.why,
-        }
-        for each in judged
-    ]
+def _template(name: str) -> str:
+    return (files("tercel.reproduce") / f"{name}.html").read_text("utf-8")
+
+
+def _table(judged: Sequence[Judged]) -> Markup:
+    """Nothing without a claim."""
+    rows = [(each, with_interval(each.interval), VERDICT_CLASSES[each.verdict]) for each in judged]
+    return render(_template("claims_table"), claims=rows) if rows else Markup("")
 
 
 def _plots(result: Result) -> Iterator[tuple[str, Markup]]:
