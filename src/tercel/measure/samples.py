@@ -51,14 +51,10 @@ def difference_of_slopes(*rates: np.ndarray) -> np.ndarray:
     return slope(*rates[: len(rates) // 2]) - slope(*rates[len(rates) // 2 :])
 
 
-def smallest(*rates: np.ndarray) -> np.ndarray:
-    return np.min(np.stack(rates), axis=0)
-
-
 def smallest_ratio(*rates: np.ndarray) -> np.ndarray:
     """Of the first half of these rates, each over its fellow in the second."""
     half = len(rates) // 2
-    return smallest(*(a / b for a, b in zip(rates[:half], rates[half:], strict=True)))
+    return np.min([a / b for a, b in zip(rates[:half], rates[half:], strict=True)], axis=0)
 
 
 @dataclass(frozen=True)
@@ -106,6 +102,10 @@ class Samples:
             times = _times(task, len(above))
             self._known[name, task] = (times @ above) / (times @ below)
         return self._known[name, task]
+
+    def only(self, kind: str) -> Samples:
+        """Those of `KIND/…`."""
+        return Samples({name: tasks for name, tasks in self.columns.items() if name.startswith(f"{kind}/")})
 
     def merged(self, other: Samples) -> Samples:
         return Samples({**self.columns, **other.columns})

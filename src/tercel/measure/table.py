@@ -87,7 +87,7 @@ class Table1:
 def table1(report: BenchReport, taus: BenchReport | None = None) -> Table1:
     """The table of one benchmark. taus: another of the same questions, whose τ is shown instead (of other trees)."""
     other = taus or report
-    samples = samples_of(report) if taus is None else _speeds_of(report).merged(_taus_of(taus))
+    samples = samples_of(report).only(SPEED).merged(samples_of(other).only(TAU))
     tasks = [task.name for task in report.tasks]
     columns = (*tasks, paper.MEAN) if len(tasks) > 1 else tuple(tasks)
     methods = list(dict.fromkeys(name for task in report.tasks for name in task.methods))
@@ -145,18 +145,6 @@ def _faster(samples: Samples, one: str, other: str, tasks: Sequence[str]) -> Int
 
 def _longer(samples: Samples, one: str, other: str, tasks: Sequence[str]) -> Interval | None:
     return samples.interval(difference, [f"{TAU}/{one}", f"{TAU}/{other}"], tasks)
-
-
-def _speeds_of(report: BenchReport) -> Samples:
-    return _only(samples_of(report), SPEED)
-
-
-def _taus_of(report: BenchReport) -> Samples:
-    return _only(samples_of(report), TAU)
-
-
-def _only(samples: Samples, kind: str) -> Samples:
-    return Samples({name: tasks for name, tasks in samples.columns.items() if name.startswith(f"{kind}/")})
 
 
 def _standings(

@@ -15,12 +15,12 @@ from tercel.draft import DraftModel
 from tercel.draft.shape import TreeShape, parse_shape
 from tercel.errors import TercelError
 from tercel.measure.acceptance import count_alpha
-from tercel.measure.bench import BenchProgress, BenchSettings, run_bench
+from tercel.measure.bench import BenchSettings, OnAnswer, run_bench
 from tercel.measure.bench_journal import open_journal
 from tercel.measure.entrants import Heads, make_methods, what_answers_depend_on
 from tercel.measure.manifest import Entry
 from tercel.measure.methods import EngineMethod
-from tercel.measure.samples import SPEED, TAU, Column, Samples, samples_of
+from tercel.measure.samples import SPEED, Column, Samples, samples_of
 from tercel.measure.summary import BenchReport
 from tercel.measure.tasks import Task, first_prompts, prompt_ids
 from tercel.reproduce.heads import Workshop
@@ -28,7 +28,6 @@ from tercel.reproduce.scales import Scale, with_paper_tree
 from tercel.target_model.model import Target
 
 Say = Callable[[str], None]
-OnAnswer = Callable[[BenchProgress], None]
 
 
 @dataclass(frozen=True)
@@ -154,8 +153,5 @@ class World:
 
 def at_temperature(report: BenchReport, kind: str, temperature: float) -> Samples:
     """`KIND/NAME/T` of a benchmark; kind: `tau` or `speed`."""
-    assert kind in (TAU, SPEED)
-    columns = samples_of(report).columns
-    return Samples(
-        {f"{name}/T{temperature:g}": column for name, column in columns.items() if name.startswith(f"{kind}/")}
-    )
+    columns = samples_of(report).only(kind).columns
+    return Samples({f"{name}/T{temperature:g}": column for name, column in columns.items()})
