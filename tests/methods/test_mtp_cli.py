@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tercel.cli.entrants import names_asked
+from tercel.cli.options import DraftOptions
 from tests.cli.conftest import RECIPE, World, world  # noqa: F401  (a fixture)
 from tests.cli.running import refused, run
 from tests.methods.mtp_worlds import save_with_modules
@@ -20,6 +22,10 @@ def test_a_targets_own_modules_are_measured(tmp_path: Path, world: World) -> Non
     assert done.code == 0, done.err
     assert json.loads(out.read_text())["tasks"]["prompts"]["mtp"]["identical"] == 1
     assert "announces 2 MTP modules (num_nextn_predict_layers), but its files hold 1" in done.err
+    assert run("methods", path, "--json", str(out)).code == 0
+    assert {row["name"]: row["ready"] for row in json.loads(out.read_text())["methods"]}["mtp"] == "yes"
+    assert "mtp" in names_asked("all", path, None, DraftOptions())[0]
+    assert "mtp" not in names_asked("all", world.target, None, DraftOptions())[0]
 
 
 def test_one_is_trained_for_a_target_that_has_none(tmp_path: Path, world: World) -> None:  # noqa: F811

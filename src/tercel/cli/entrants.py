@@ -13,7 +13,7 @@ from tercel.cli.options import DraftOptions
 from tercel.decode.proposers import VANILLA, check_known, proposer_kind
 from tercel.errors import TercelError
 from tercel.heads import shipped
-from tercel.measure.available import EVERY, TRANSFORMERS, entry_of, lacking
+from tercel.measure.available import EVERY, TRANSFORMERS, brings_modules, entry_of, lacking
 from tercel.measure.manifest import Entry, read_manifest
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ def every_method(
 ) -> tuple[str, ...]:
     """All that has what it needs; says what is left out for want of it."""
     has_head, has_model = head is not None or shipped(target) is not None, options.draft_model is not None
-    names = []
+    own, names = brings_modules(target), []
     for name in dict.fromkeys((*EVERY, *manifest)):
         lacks = None
         if name != TRANSFORMERS:
-            lacks = lacking(entry_of(name, manifest), has_head=has_head, has_model=has_model)
+            lacks = lacking(entry_of(name, manifest), has_head=has_head, has_model=has_model, has_modules=own)
         if lacks is None:
             names.append(name)
         else:

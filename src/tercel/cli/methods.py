@@ -13,7 +13,7 @@ from tercel.cli.paths import user_name
 from tercel.decode.proposers import KINDS, proposer_kind
 from tercel.files import write_json
 from tercel.heads import shipped
-from tercel.measure.available import EVERY, TRANSFORMERS, entry_of, lacking
+from tercel.measure.available import EVERY, TRANSFORMERS, brings_modules, entry_of, lacking
 from tercel.measure.manifest import Entry, read_manifest
 
 _NEEDS = {"head": "HEAD", "model": "--draft-model"}
@@ -37,7 +37,8 @@ def command(
     manifest = {} if heads is None else read_manifest(heads)
     has_head = target is not None and shipped(target) is not None
     known = [name for name in dict.fromkeys((*KINDS, *manifest, *EVERY)) if name != TRANSFORMERS]
-    rows = [_row(name, entry_of(name, manifest), has_head) for name in known]
+    has_modules = target is not None and brings_modules(target)
+    rows = [_row(name, entry_of(name, manifest), has_head, has_modules) for name in known]
     rows.append((TRANSFORMERS, "no drafts: stock generate(), in bench only", [], False, "yes"))
     if json_file is not None:
         told = [dict(zip(("name", "drafts", "needs", "lossy", "ready"), row, strict=True)) for row in rows]
@@ -49,12 +50,12 @@ def command(
     result_console(json_file).print(table)
 
 
-def _row(name: str, entry: Entry, has_head: bool) -> tuple[str, str, list[str], bool, str]:
+def _row(name: str, entry: Entry, has_head: bool, has_modules: bool) -> tuple[str, str, list[str], bool, str]:
     """Name, what drafts, what it needs, whether it changes the text, and whether what it needs is there: yes, the
     head's folder, or what is missing."""
     if entry.method not in KINDS and ":" not in entry.method:
         return name, _ABSENT, [], False, "no: this version has no such method"
     kind = proposer_kind(entry.method)
-    lacks = lacking(entry, has_head=has_head, has_model=False)
+    lacks = lacking(entry, has_head=has_head, has_model=False, has_modules=has_modules)
     ready = f"no: {lacks}" if lacks is not None else entry.head or "yes"
     return name, kind.about, [_NEEDS[need] for need in kind.needs], kind.lossy, ready

@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from tercel.decode.proposers import EAGLE3, KINDS, LOOKAHEAD, PLD, SPS, SUFFIX, VANILLA, proposer_kind
+from tercel.decode.proposers import (
+    EAGLE,
+    EAGLE2,
+    EAGLE3,
+    HASS,
+    HYDRA,
+    KINDS,
+    LOOKAHEAD,
+    MEDUSA,
+    MEDUSA_TYPICAL,
+    MTP,
+    PLD,
+    SPS,
+    SUFFIX,
+    VANILLA,
+    proposer_kind,
+)
+from tercel.errors import TercelError
 from tercel.measure.manifest import Entry
 
 TRANSFORMERS = "transformers"  # stock `generate()`, which is no proposer
@@ -16,16 +34,16 @@ EVERY = (
     PLD,
     SUFFIX,
     LOOKAHEAD,
-    "medusa",
-    "hydra",
-    "eagle",
-    "eagle2",
-    "hass",
+    MEDUSA,
+    HYDRA,
+    EAGLE,
+    EAGLE2,
+    HASS,
     EAGLE3,
-    "mtp",
+    MTP,
 )
 # methods that draft with the head of another, where a manifest names none for them
-SHARES = {"eagle2": "eagle", "eagle": "eagle2", "medusa-typical": "medusa"}
+SHARES = {EAGLE2: EAGLE, EAGLE: EAGLE2, MEDUSA_TYPICAL: MEDUSA}
 
 
 def entry_of(name: str, manifest: Mapping[str, Entry], head: str | None = None) -> Entry:
@@ -36,15 +54,29 @@ def entry_of(name: str, manifest: Mapping[str, Entry], head: str | None = None) 
     return Entry(name, head if shared is None else shared.head)
 
 
-def lacking(entry: Entry, *, has_head: bool, has_model: bool) -> str | None:
+def brings_modules(target: str) -> bool:
+    """Whether MTP modules lie in the target's own files, as far as those are here. What is wrong with the files is said
+    when they are loaded."""
+    from tercel.methods.mtp.read import modules_of
+    from tercel.target_model.stored import StoredTarget
+
+    if not Path(target).is_dir() and "/" not in target:  # a name of the index, whose files hold none
+        return False
+    try:
+        return modules_of(StoredTarget.find(target, ask_hub=False)) is not None
+    except TercelError:
+        return False
+
+
+def lacking(entry: Entry, *, has_head: bool, has_model: bool, has_modules: bool = False) -> str | None:
     """Why the method cannot run, as a clause; None if it can. has_head: whether a head for EAGLE-3 is given or shipped,
-    which is what stands for a head that an entry leaves out."""
+    which is what stands for a head that an entry leaves out. has_modules: as `brings_modules`."""
     if entry.method not in KINDS and ":" not in entry.method:
         return "this version has no such method"
     kind = proposer_kind(entry.method)
     needs = kind.needs
-    if "head" in kind.may and entry.head is None:
-        return f"whether the target brings its own is seen where it is asked for: name {entry.method} in --methods"
+    if "head" in kind.may and entry.head is None and not has_modules:
+        return "the target's own files hold no module, and no head is given"
     if "head" in needs and entry.head is None and not (has_head and entry.method.startswith(EAGLE3)):
         return "no head is given"
     if "model" in needs and not has_model:

@@ -23,6 +23,7 @@ from tercel.reading import read_json, read_shards
 from tercel.target_model.identity import stored_folder
 from tercel.target_model.protocol import TargetModel
 from tercel.target_model.snapshot import SHARDS, WEIGHTS
+from tercel.target_model.stored import StoredTarget
 from tercel.train.facts import identity
 
 FORMAT = "mtp"
@@ -30,12 +31,13 @@ _EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.wei
 _TRAIN = "train one for it with `tercel train --method mtp`"
 
 
-def modules_of(target: TargetModel) -> Found | None:
+def modules_of(target: TargetModel | StoredTarget) -> Found | None:
     """What the target's own files hold of MTP modules; None if they hold none, or there are no files.
 
     Raises `TercelError` for files that are damaged.
     """
-    return find_modules(_places(stored_folder(target.source)), target.num_layers)
+    layers = target.num_layers
+    return None if layers is None else find_modules(_places(stored_folder(target.source)), layers)
 
 
 def read_mtp(target: TargetModel, dtype: torch.dtype | None = None) -> DraftModel:
