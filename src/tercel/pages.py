@@ -10,11 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 from jinja2 import Environment
 from markupsafe import Markup
 
+PARTS = Path(__file__).with_name("page_parts")
+COLOURS_FILE = PARTS / "colours.css"  # of every page, in this room or another
 COLOURS = 8  # of the style sheet, --c0 to --c7
 WIDE, NARROW, HEIGHT = 760, 340, 300  # of a plot, in its own units: on a desk and on a phone
 
@@ -27,7 +29,7 @@ def environment() -> Environment:
 
 def page(title: str, body: Markup) -> str:
     """The whole page. body: what `render` gave."""
-    style = Markup(_read("style.css"))
+    style = Markup(_read(COLOURS_FILE.name) + _read("style.css"))
     return _part("page", title=title, style=style, body=body) + "\n"
 
 
@@ -43,7 +45,7 @@ def _part(file: str, /, **values: object) -> Markup:
 
 @cache
 def _read(name: str) -> str:
-    return (files("tercel") / "page_parts" / name).read_text("utf-8")
+    return (PARTS / name).read_text("utf-8")
 
 
 @dataclass(frozen=True)

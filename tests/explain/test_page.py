@@ -20,6 +20,7 @@ from tercel.explain.draw import static, tree_file
 from tercel.explain.page import STYLES, page, step_html
 from tercel.explain.pieces import TokenNames, shown
 from tercel.explain.words import headline, standing, told, total
+from tercel.pages import COLOURS_FILE
 from tests.decode.drafts import tiny_target
 from tests.decode.test_streaming import BYTE_FALLBACK, BYTE_LEVEL
 from tests.explain.explained import EVIL, GREEDY, PROMPT, evil, explanation
@@ -58,7 +59,7 @@ class Reader(HTMLParser):
 def test_nothing_in_a_page_is_run_or_fetched_but_its_own_script(of):
     read = Reader(page(of()))
     assert read.raw["script"] == [static("explain.js")]
-    assert read.raw["style"] == ["\n".join(map(static, STYLES))]
+    assert read.raw["style"] == ["\n".join((COLOURS_FILE.read_text("utf-8"), *map(static, STYLES)))]
     for tag, attributes in read.tags:
         assert tag in TAGS, tag
         assert not any(name.startswith("on") or name in ("src", "style", "action") for name in attributes), attributes

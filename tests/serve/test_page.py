@@ -43,7 +43,8 @@ def ask(page: Page, text: str, answers: int = 1) -> None:
 
 def test_its_files_are_given_with_headers_that_let_nothing_else_in(server: Running) -> None:
     with server.http() as client:
-        for path, kind in (("/", "html"), ("/page.js", "javascript"), ("/look.css", "css"), ("/tree.css", "css")):
+        styles = ("/colours.css", "/look.css", "/tree.css")
+        for path, kind in (("/", "html"), ("/page.js", "javascript"), *((style, "css") for style in styles)):
             answer = client.get(path)
             assert answer.status_code == 200
             assert kind in answer.headers["content-type"]

@@ -17,6 +17,7 @@ from tercel.explain.markup import element, html
 from tercel.explain.pieces import shown
 from tercel.explain.steps import BEHIND, Explanation, Step
 from tercel.explain.words import LEGEND, headline, standing, told, total
+from tercel.pages import COLOURS_FILE
 from tercel.plain import one_line, visible
 
 STYLES, SCRIPT = ("look.css", "tree.css", "explain.css"), "explain.js"
@@ -24,7 +25,8 @@ STYLES, SCRIPT = ("look.css", "tree.css", "explain.css"), "explain.js"
 
 def page(explanation: Explanation) -> str:
     """The file's text."""
-    style, script = "\n".join(static(name) for name in STYLES), static(SCRIPT)
+    style = "\n".join((COLOURS_FILE.read_text("utf-8"), *map(static, STYLES)))
+    script = static(SCRIPT)
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
     )

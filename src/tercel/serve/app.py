@@ -21,6 +21,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from tercel import explain
+from tercel.pages import COLOURS_FILE
 from tercel.reading import UnreadableError, parse_json
 from tercel.serve.answers import Writer, writer_of
 from tercel.serve.asked import Job, Reader
@@ -39,7 +40,8 @@ BODY_SECONDS = 60.0  # in which it has to come
 SLOW_SECONDS = 60.0  # that a client may take to make room for the next piece of a stream
 _DONE = ServerSentEvent(data="[DONE]")
 _PAGE = Path(__file__).with_name("page")  # its files, by name
-_LOOKS = [Path(explain.__file__).with_name("static") / name for name in ("look.css", "tree.css")]  # of steps
+_STATIC = Path(explain.__file__).with_name("static")
+_LOOKS = [COLOURS_FILE, _STATIC / "look.css", _STATIC / "tree.css"]  # of steps
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
