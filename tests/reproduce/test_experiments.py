@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tercel.cli.options import DecodingModelOptions, Dtype
-from tercel.cli.reproduce import Given, Sizes
+from tercel.cli.reproduce_setting import Given, Sizes
 from tercel.errors import TercelError
 from tercel.measure.manifest import Entry
 from tercel.measure.samples import Samples
