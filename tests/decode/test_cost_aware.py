@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from tercel.decode import head_proposer
 from tercel.decode.cost_aware import CostAware
 from tercel.decode.costs import HeadCosts, StepCosts
 from tercel.decode.eagle3 import Eagle3
@@ -17,7 +18,7 @@ from tercel.decode.proposer import PassingOn, Proposer, Row
 from tercel.decode.proposers import make_proposer
 from tercel.decode.sampled_chain import SampledChain
 from tercel.decode.sampling import SamplingParams
-from tercel.decode.types import GenerationResult, Proposal, Request
+from tercel.decode.types import Committed, GenerationResult, Proposal, Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft import DraftModel
 from tercel.draft.shape import WIDEST, TreeShape
@@ -162,6 +163,26 @@ def test_prompts_wait_for_an_idle_head_until_it_is_asked(
     assert len(common) > 2
     assert {key: trials[key] for key in common} == {key: always[key] for key in common}
     assert len(taken) <= len({len(key) for key in trials}) + 1  # what came before the first trial waited for it
+
+
+def test_an_idle_head_is_caught_up_with_before_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target("llama")
+    monkeypatch.setattr(head_proposer, "WAITING", 16)
+    inner = Eagle3(random_draft(target), target, TreeShape(2, 2, 4))
+    proposer = CostAware(inner, DEAR, steady=True)
+    proposer.policy._gates = {rows.bit_length(): Gate(-0.5, rows, 64, 64) for rows in (1, 2, 4)}
+    held = []
+
+    class Watched(PassingOn):
+        def commit(self, committed: Sequence[Committed]) -> None:
+            super().commit(committed)
+            held.append((inner._held, sum(inner._waiting())))
+
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    truth = tokens(answers(target, Vanilla(), params))
+    assert tokens(answers(target, Watched(proposer), params, 2)) == truth
+    assert all(counted == there <= 16 for counted, there in held)
+    assert max(there for _, there in held) > 8  # it did wait
 
 
 def test_a_target_that_takes_no_trees_gets_chains() -> None:

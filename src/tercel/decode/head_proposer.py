@@ -25,7 +25,7 @@ from tercel.target_model.protocol import TargetModel
 if TYPE_CHECKING:
     from tercel.draft.graph import HeadGraphs
 
-WAITING = 32_768  # tokens of all rows that a head has not taken in, beyond which prompts do not wait for it to be asked
+WAITING = 32_768  # tokens of all rows at most whose features are held for a head that is not asked
 
 
 class HeadProposer(Proposer):
@@ -54,6 +54,7 @@ class HeadProposer(Proposer):
         self.clock = PhaseClock(target.device)  # until a loop brings its own
         self.policy: TreePolicy | None = None
         self._behind: list[list[Committed]] = []  # what the head has not taken in yet, by row
+        self._held = 0  # tokens of all that
 
     @property
     def memory(self) -> CacheMemory:
@@ -67,7 +68,7 @@ class HeadProposer(Proposer):
 
     def reset(self, capacity: int) -> None:
         self.state = self.new_state()
-        self._behind = []
+        self._behind, self._held = [], 0
 
     def new_state(self) -> HeadState:
         """An empty one, computed by what computes the target."""
@@ -85,13 +86,20 @@ class HeadProposer(Proposer):
         for row, prompt in zip(rows, prompts, strict=True):
             tokens = row.tokens[token_in(0, 0) :]  # row 0 reads the first of them
             self._behind.append([Committed(tuple(tokens), tuple(layer[0] for layer in prompt.layers))])
-        new = range(len(self._behind) - len(rows), len(self._behind))
-        if self.policy is None or not self.policy.idle(len(self._behind)) or sum(self._waiting()) > WAITING:
-            self._take_in(new)
+            self._held += len(tokens)
+        if self.policy is None or not self.policy.idle(len(self._behind)):
+            self._take_in(range(len(self._behind) - len(rows), len(self._behind)))
+        self._hold_no_more()
 
     def commit(self, committed: Sequence[Committed]) -> None:
         for behind, one in zip(self._behind, committed, strict=True):
             behind.append(one)
+            self._held += len(one.tokens)
+        self._hold_no_more()
+
+    def _hold_no_more(self) -> None:
+        if self._held > WAITING:
+            self.catch_up()
 
     def catch_up(self) -> None:
         """Take in what was committed: before a draft, since between two there may be many steps without one."""
@@ -121,9 +129,11 @@ class HeadProposer(Proposer):
             self.state.put(rows, output)
         for row in rows:
             self._behind[row] = []
+        self._held -= sum(map(len, tokens))
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self._behind = [self._behind[row] for row in rows]
+        self._held = sum(self._waiting())
         self.state.select_rows(rows)
 
     def notes(self) -> Sequence[str]:
