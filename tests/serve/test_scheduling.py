@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -45,6 +45,12 @@ class Gate(PassingOn):
         super().__init__(Vanilla())
         self.open, self.entered, self.steps = threading.Event(), threading.Event(), 0
 
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *error: object) -> None:
+        self.open.set()  # before the server is stopped, which waits for the step
+
     def propose(self, rows):
         self.steps += 1
         if self.steps > 1:
@@ -54,10 +60,8 @@ class Gate(PassingOn):
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
-    yield gate
-    gate.open.set()
+def gate() -> Gate:
+    return Gate()
 
 
 def until(fine: Callable[[], bool]) -> None:
@@ -108,7 +112,12 @@ def test_many_at_once_are_each_as_alone() -> None:
 
 
 def test_who_comes_when_all_places_are_taken_is_told_to_wait(gate: Gate) -> None:
-    with serving(target(), gate, slots=1, queue=1) as server, server.openai() as client, ThreadPoolExecutor(2) as pool:
+    with (
+        serving(target(), gate, slots=1, queue=1) as server,
+        server.openai() as client,
+        ThreadPoolExecutor(2) as pool,
+        gate,
+    ):
         given = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 3, "temperature": 0}
         first = [pool.submit(client.completions.create, **given) for _ in range(2)]
         until(lambda: load(server) == (1, 1))
@@ -124,9 +133,10 @@ def test_who_comes_when_all_places_are_taken_is_told_to_wait(gate: Gate) -> None
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_frees_its_place(gate: Gate, stream: bool) -> None:
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 200, "temperature": 0, "ignore_eos": True}
-    with serving(target(), gate, slots=1) as server:
+    with serving(target(), gate, slots=1) as server, gate:
         with server.http() as http, http.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply:
-            assert next(line for line in reply.iter_lines() if line.startswith("data:"))
+            lines = reply.iter_lines()  # the reply is closed with it
+            assert next(line for line in lines if line.startswith("data:"))
             assert gate.entered.wait(600)
             assert load(server) == (1, 0)
         if not stream:  # one that waits for its whole answer, and gives up
@@ -146,13 +156,14 @@ def test_a_client_that_goes_frees_its_place(gate: Gate, stream: bool) -> None:
 
 
 def test_time_ends_an_answer(gate: Gate) -> None:
+    """Its stream, where there is one already; and its own status, also if the loop has not taken it in yet."""
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 50, "temperature": 0}
-    with serving(target(), gate, slots=2, timeout=0.5) as server, server.http() as http:
-        whole = http.post("/v1/completions", json=body)
-        assert (whole.status_code, whole.json()["error"]["code"]) == (504, "timeout")
+    with serving(target(), gate, slots=2, timeout=0.5) as server, gate, server.http() as http:
         lines = [line for line in http.post("/v1/completions", json=body | {"stream": True}).text.split("\n") if line]
         assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "timeout"
         assert lines[-1] == "data: [DONE]"
+        whole = http.post("/v1/completions", json=body)
+        assert (whole.status_code, whole.json()["error"]["code"]) == (504, "timeout")
         gate.open.set()
         until(lambda: load(server) == (0, 0))
 
@@ -214,6 +225,7 @@ def test_who_is_answered_when_the_server_stops_gets_a_last_event(gate: Gate) -> 
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 240, "temperature": 0, "stream": True}
     with (
         serving(target(), gate) as server,
+        gate,
         server.http() as http,
         http.stream("POST", "/v1/completions", json=body | {"ignore_eos": True}) as reply,
     ):
