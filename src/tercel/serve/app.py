@@ -38,7 +38,7 @@ logger = logging.getLogger("tercel.serve")
 BODY = 8 << 20  # bytes: the ids of a long context, or the text of a book
 BODY_SECONDS = 60.0  # in which it has to come
 SLOW_SECONDS = 60.0  # that a client may take to make room for the next piece of a stream
-_DONE = ServerSentEvent(data="[DONE]")
+_DONE = ServerSentEvent(data="[DONE]", sep="\n")  # line ends as OpenAI's
 _PAGE = Path(__file__).with_name("page")  # its files, by name
 _STATIC = Path(explain.__file__).with_name("static")
 _LOOKS = [COLOURS_FILE, _STATIC / "look.css", _STATIC / "tree.css"]  # of steps
@@ -191,7 +191,7 @@ async def _stream(held: AsyncExitStack, flight: Flight, writer: Writer) -> Async
 
 
 def _sent(value: Any) -> ServerSentEvent:
-    return ServerSentEvent(data=json.dumps(value, ensure_ascii=False, allow_nan=False))
+    return ServerSentEvent(data=json.dumps(value, ensure_ascii=False, allow_nan=False), sep="\n")
 
 
 async def _left(request: Request) -> None:
