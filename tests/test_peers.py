@@ -53,7 +53,7 @@ def test_every_peer_answers_a_question_before_any_answers_the_next(tmp_path: Pat
     compared(starters, questions("one", "two"))
     asked = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
     warm_up, rest = asked[:3], asked[3:]
-    assert warm_up == [["a", "0", "32"], ["b", "0", "32"], ["c", "0", "32"]]
+    assert warm_up == [["a", "0", "96"], ["b", "0", "96"], ["c", "0", "96"]]
     assert [name for name, _, _ in rest] == [*"abc", *"bca", *"cab", *"abc"]  # who begins changes
     assert [prompt for _, prompt, _ in rest] == [p for p in ("0", "1", "10", "11") for _ in range(3)]
     assert {limit for _, _, limit in rest} == {str(WARM)}

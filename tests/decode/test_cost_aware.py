@@ -195,13 +195,13 @@ def test_a_target_that_takes_no_trees_gets_chains() -> None:
 
 
 def test_what_was_learned_is_there_the_next_time(world: World) -> None:
-    params, asked = SamplingParams(max_new_tokens=16), world.prompts * 3
+    params, asked = SamplingParams(max_new_tokens=16), world.prompts * 6
 
     def answer(proposer: Proposer) -> None:
         Engine(world.target, proposer).generate([Request(prompt.tokens, params) for prompt in asked])
 
     fixed = Eagle3(world.head, world.target, TreeShape(3, 3, 8))
-    first = CostAware(fixed, CHEAP, Outcomes.of(world.target, fixed))
+    first = CostAware(fixed, CHEAP, Outcomes.of(world.target, fixed), steady=True)
     before = first.outcomes.chances.outcomes
     answer(first)
     assert first.outcomes.chances.outcomes > before + 200
