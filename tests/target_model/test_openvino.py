@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from functools import cache
 from pathlib import Path
 
@@ -314,6 +315,19 @@ def test_sizes_that_come_again_have_graphs_of_their_own(monkeypatch: pytest.Monk
     assert list(graph._own) == [5, 7]
     graph.run([torch.randn(9, 4)], [torch.empty(9, 4)], 9, 1)  # none is given up for what came once
     assert list(graph._own) == [5, 7]
+
+
+def test_graphs_keep_nothing_alive_of_what_went_through_them() -> None:
+    states = ov.opset13.parameter([-1, 4], ov.Type.f32)
+    graph = runtime.CompiledGraph(ov.Model([ov.opset13.exp(states)], [states]), torch.float32, spare=2, often=1)
+    for rows in (3, 5, 3, 5, 7):  # each in a graph of its own, the last in that for all
+        given, out = torch.randn(rows, 4), torch.empty(rows, 4)
+        gone = weakref.ref(given), weakref.ref(out)
+        graph.run([given], [out], rows)
+        torch.testing.assert_close(out, given.exp())
+        del given, out
+        assert [tensor() for tensor in gone] == [None, None]
+    assert len(graph._own) == 2
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same bits", "other bits"])

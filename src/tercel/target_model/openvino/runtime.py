@@ -102,17 +102,18 @@ class CompiledGraph:
 class _Instance:
     def __init__(self, model: ov.Model, settings: Mapping[str, Any]) -> None:
         self._request = core().compile_model(model, "CPU", dict(settings)).create_infer_request()
-        self._held: list[Tensor | None] = [None] * len(model.inputs)
-        self._outputs: Sequence[Tensor] = ()
+        # where OpenVINO was told that each input lies. Only that is kept: an instance that waits for its sizes to come
+        # again would hold a whole cache that is no longer used
+        self._told: list[tuple[int, torch.Size] | None] = [None] * len(model.inputs)
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        for place, (tensor, before) in enumerate(zip(inputs, self._held, strict=True)):
-            if before is None or not _same_memory(tensor, before):
+        for place, (tensor, told) in enumerate(zip(inputs, self._told, strict=True)):
+            lies = tensor.data_ptr(), tensor.shape
+            if lies != told:
                 self._request.set_input_tensor(place, _shared(tensor))
-            self._held[place] = tensor  # OpenVINO knows only where it lies
+                self._told[place] = lies
         for place, tensor in enumerate(outputs):
             self._request.set_output_tensor(place, _shared(tensor))
-        self._outputs = outputs
         self._request.infer()
 
 
@@ -123,10 +124,6 @@ def bucket(size: int, sizes: Sequence[int] = BUCKETS) -> int:
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-
-
-def _same_memory(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
 
 
 def _shared(tensor: Tensor) -> ov.Tensor:
