@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 ATTENDING = 5.0  # how many times as long a byte of the cache takes as one of the weights
+COPIES = 3  # of the weights in an instance: 600 MB for the 212 MB of the default target
 MOST = 6  # instances of a graph for sizes of their own
 OFTEN, SOON = 256, 8  # 1 to 2 s over 3 to 4 ms, or a dozen after another size; of one row where many are to come
 
@@ -166,10 +167,10 @@ class OpenVinoBlocks:
 
     @property
     def _spare(self) -> int:
-        """How many more times the weights may be held, as they are stored and as kernels want them: in a fifth of the
-        memory that is left."""
+        """How many instances may be held, with the weights as they are stored and as kernels want them: in a fifth of
+        the memory that is left."""
         left = available_memory(self._target.device)
-        return 0 if left is None else min(MOST, left // 5 // max(1, 2 * self._weights))
+        return 0 if left is None else min(MOST, left // 5 // max(1, COPIES * self._weights))
 
 
 class OpenVinoOutput:
