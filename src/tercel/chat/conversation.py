@@ -96,5 +96,9 @@ class TokenizedChat:
         """The first `length` tokens."""
         return TokenizedChat(self.id, self.tokens[:length], self.supervised[:length])
 
+    def whole(self) -> TokenizedChat:
+        """With every token supervised but the first, which nothing predicts."""
+        return TokenizedChat(self.id, self.tokens, np.arange(len(self)) > 0)
+
 
 Record = Conversation | RawText | TokenizedChat

@@ -80,10 +80,13 @@ class ChatStore(Sequence[TokenizedChat]):
 
 
 class SomeChats(Sequence[TokenizedChat]):
-    """Those of `chats` that `places` names, in its order, each cut to `length` tokens; read when they are asked for."""
+    """Those of `chats` that `places` names, in its order, each cut to `length` tokens; read when they are asked for.
+    whole: with every token supervised that can be."""
 
-    def __init__(self, chats: Sequence[TokenizedChat], places: Sequence[int], length: int) -> None:
-        self._chats, self._length = chats, length
+    def __init__(
+        self, chats: Sequence[TokenizedChat], places: Sequence[int], length: int, *, whole: bool = False
+    ) -> None:
+        self._chats, self._length, self._whole = chats, length, whole
         self._places = array("q", places)
 
     def __len__(self) -> int:
@@ -96,7 +99,8 @@ class SomeChats(Sequence[TokenizedChat]):
     def __getitem__(self, place: int | slice) -> TokenizedChat | list[TokenizedChat]:
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
-        return self._chats[self._places[place]].cut(self._length)
+        chat = self._chats[self._places[place]].cut(self._length)
+        return chat.whole() if self._whole else chat
 
 
 def _no_room(error: OSError) -> TercelError:

@@ -50,6 +50,9 @@ def command(
     last_turn: Annotated[
         bool, typer.Option("--last-turn", help="For training that learns from the last answer alone.")
     ] = False,
+    all_tokens: Annotated[
+        bool, typer.Option("--all-tokens", help="For training that learns from prompts too (prompt-weight).")
+    ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most that many rows of each source.")] = None,
     check_overlap: Annotated[
         list[Path] | None,
@@ -96,6 +99,7 @@ def command(
                 out,
                 max_length=max_length,
                 store=store.value,
+                all_tokens=all_tokens,
                 rendered_at=None if moment is None else moment.isoformat(timespec="seconds"),
                 planned=planned,
                 on_progress=done,

@@ -130,7 +130,7 @@ def forecast(
         tokens_per_s=Interval(tokens / total.value, tokens / total.high, tokens / total.low),
         calibration=calibration,
         run_bytes=weights * BYTES_TO_BEGIN + len(ready.plan) * JOURNAL_BYTES,
-        features=_feature_bytes(ready) if cached else 0,
+        features=_feature_bytes(ready, config.prompt_weight > 0) if cached else 0,
         free=shutil.disk_usage(_existing(out)).free,
         available=available_memory(target.device),
         weights=weights,
@@ -217,13 +217,13 @@ def _first(chats: Sequence[TokenizedChat], tokens: int) -> list[TokenizedChat]:
     return kept
 
 
-def _feature_bytes(ready: Prepared) -> int:
-    """Of the files of all chats in 16 bits: features of every token, last hidden states where one is supervised after
+def _feature_bytes(ready: Prepared, all_tokens: bool) -> int:
+    """Of the files of all chats in 16 bits: features of every token, last hidden states where one is taught after
     it."""
     tokens = taught = 0
     for chat in ready.chats:
         tokens += len(chat)
-        taught += int(chat.supervised[1:].sum())
+        taught += len(chat) - 1 if all_tokens else int(chat.supervised[1:].sum())
     layers, width = len(ready.head.config.feature_layers), ready.head.config.target_hidden_size
     packing = PACKINGS["bf16"]
     return tokens * packing.bytes_of(layers, width) + taught * packing.bytes_of(1, width)

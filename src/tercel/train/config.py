@@ -33,6 +33,7 @@ PARTS = ("medusa", "hydra")  # those whose heads have a part for each step
 # settings that not every method has a use for, with those that have
 _SOME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("feature_layers", "feature_loss", "fc_norm", "norm_output"), (EAGLE3,)),
+    **dict.fromkeys(("dropout", "feature_noise"), (EAGLE3,)),
     "freeze_lm_head": (EAGLE3, *PARTS),
     **dict.fromkeys(("part_layers", "shared_output"), PARTS),
 }
@@ -73,6 +74,9 @@ _RANGES = (
     ("batch_tokens", 1, limits.BATCH_TOKENS),
     ("accumulate", 1, limits.ACCUMULATE),
     ("weight_decay", 0, limits.RATE),
+    ("prompt_weight", 0, 1),
+    ("dropout", 0, 0.9),
+    ("feature_noise", 0, limits.RATE),
     ("max_length", 1, limits.POSITIONS),
     ("ttt_steps", 1, limits.TTT_STEPS),
     ("feature_loss", 0, limits.RATE),
@@ -85,7 +89,10 @@ _RANGES = (
 
 
 # What could not be set once, and what it was then: a run that leaves it so has the key that it had.
-_ADDED = {"optimizer": "adamw", "method": EAGLE3, "feature_loss": 0.0, "part_layers": 1, "shared_output": False}
+_ADDED = {
+    **{"optimizer": "adamw", "method": EAGLE3, "feature_loss": 0.0, "part_layers": 1, "shared_output": False},
+    **{"prompt_weight": 0.0, "dropout": 0.0, "feature_noise": 0.0},
+}
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,8 @@ class TrainConfig:
     loss: of the target's distribution (soft, lk) or the text's own tokens (hard); left out, what the method's paper
     has.
     feature_loss: of the paper's ablation.
+    prompt_weight: the target's distribution is known at tokens that it did not write too. The draft vocabulary and what
+    is held out are of answers alone all the same.
     part_layers, shared_output: of heads that have a part for each step, how deep each is, and whether all have one
     output layer.
     start_from: a head (folder, or name of a target with a shipped one) whose weights and draft vocabulary this run
@@ -135,6 +144,12 @@ class TrainConfig:
     ] = None
     optimizer: Annotated[str, Setting("adamw, or muon for matrices with AdamW for the rest.")] = "adamw"
     weight_decay: Annotated[float, Setting("Weight decay.")] = 0.0
+    dropout: Annotated[
+        float, Setting("Share of what fc, attention and MLP give that is dropped at random while the head learns.")
+    ] = 0.0
+    feature_noise: Annotated[
+        float, Setting("Features are moved at random while the head learns, by at most so much of their size.")
+    ] = 0.0
     clip: Annotated[float, Setting("Largest norm of the gradient.")] = 0.5
     max_length: Annotated[int, Setting("Cut longer conversations, in tokens.")] = 2048
     ttt_steps: Annotated[int, Setting("Steps of the training-time test.")] = 7
@@ -147,6 +162,9 @@ class TrainConfig:
     ] = 0.0
     oov: Annotated[str, Setting("drop or keep rows outside the draft vocabulary.")] = "drop"
     average: Annotated[str, Setting("Mean over sequence or token.")] = "sequence"
+    prompt_weight: Annotated[
+        float, Setting("How much prompts' tokens count beside answers' in what is learned; 0 is not at all.")
+    ] = 0.0
     draft_vocab: Annotated[int, Setting("Tokens the head can draft; 0 is all.", RECIPE)] = 8192
     feature_layers: Annotated[
         tuple[int, ...],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from tercel.draft import DraftHead, DraftVocabulary, Eagle3Head, HeadConfig
 from tercel.errors import TercelError
 from tercel.target_model.protocol import TargetModel
 from tercel.target_model.structure import default_feature_layers
+from tercel.train.chance import dropping, generator_of, noised
 from tercel.train.config import TrainConfig
 from tercel.train.encoding import encode_group
 from tercel.train.feature_store import FeatureStore
@@ -64,7 +67,16 @@ class Eagle3Lesson(Lesson):
 
     def learn(self, head: DraftHead, batch: Batch, to_draft: Tensor, *, whole: Extent | None = None) -> TTTResult:
         assert isinstance(head, Eagle3Head)
-        return self._taught(head, batch, to_draft, whole, every_draft=False)
+        noise, dropout = self.config.feature_noise, self.config.dropout
+        with ExitStack() as within:
+            if noise or dropout:
+                chance = generator_of(batch.seed, batch.features.device)
+                if noise:
+                    features = noised(batch.features, head.config.num_features, noise, chance)
+                    batch = replace(batch, features=features)
+                if dropout:
+                    within.enter_context(dropping(head, dropout, chance))
+            return self._taught(head, batch, to_draft, whole, every_draft=False)
 
     def rehearse(self, head: DraftHead, batch: Batch, to_draft: Tensor, *, whole: Extent | None = None) -> TTTResult:
         assert isinstance(head, Eagle3Head)

@@ -110,7 +110,8 @@ def compute_again(file: Path, target: TargetModel) -> list[float]:
     lesson = lesson_of(TrainConfig(**settings))
     lesson.begin(target, vocabulary)
     head = head.to(target.device, target.dtype)
-    supply = FeatureSupply(target, head, vocabulary, keeps_hidden=lesson.keeps_hidden)
+    weight = settings["prompt_weight"]
+    supply = FeatureSupply(target, head, vocabulary, keeps_hidden=lesson.keeps_hidden, prompt_weight=weight)
     losses = []
     for number, group in enumerate(told["micro_batches"]):
         kept = {k.partition(".")[2]: t.to(target.device) for k, t in tensors.items() if k.startswith(f"{number}.")}

@@ -32,7 +32,7 @@ from tercel.files import atomic_file, write_json
 from tercel.locks import OURS
 from tercel.reading import UnreadableError, check_utf8, parse_json, read_json, short
 from tercel.target_model.protocol import TargetModel
-from tercel.train.encoding import Encoded
+from tercel.train.encoding import Encoded, before_supervised
 from tercel.train.packing import PACKINGS, Packing
 
 MANIFEST = "features.json"
@@ -128,14 +128,16 @@ class FeatureStore:
         if problem := self.of.misfit(FeaturesOf.those(target, layers, self.of.store)):
             raise TercelError(f"the features in {self.folder} are {problem}")
 
-    def require(self, chats: Iterable[TokenizedChat]) -> None:
-        """Raises `TercelError` if the features of any of these are not there."""
-        missing = [chat in self for chat in chats].count(False)
+    def require(self, chats: Iterable[TokenizedChat], *, all_tokens: bool = False) -> None:
+        """Raises `TercelError` if the features of any of these are not there. all_tokens: with the last hidden states of
+        prompts."""
+        missing = [(chat.whole() if all_tokens else chat) in self for chat in chats].count(False)
         if missing:
             damaged = f" ({len(self.damaged)} of its shards are damaged)" if self.damaged else ""
+            what, so = ("features of all tokens", "--all-tokens, ") if all_tokens else ("features", "")
             raise TercelError(
-                f"{self.folder} lacks the features of {missing:,} of the conversations{damaged}; run `tercel features` "
-                "with the same data, template arguments and --max-length, and it makes what is missing"
+                f"{self.folder} lacks the {what} of {missing:,} of the conversations{damaged}; run `tercel features` "
+                f"with {so}the same data, template arguments and --max-length, and it makes what is missing"
             )
 
     def read(self, chat: TokenizedChat, dtype: torch.dtype) -> Encoded:
@@ -144,6 +146,7 @@ class FeatureStore:
         if found is None:
             raise TercelError(f"{self.folder} lacks the features of conversation {short(chat.id)}; {_AGAIN}")
         number, row, tokens, taught_row, taught, checksum = found.tolist()
+        kept = before_supervised(chat)[: tokens - 1]  # of all tokens
         file, names = shard_file(self.folder, number), self._packing.parts
         try:
             stored = self._shard(number)
@@ -154,14 +157,17 @@ class FeatureStore:
         if _checksum(parts) != checksum:
             raise TercelError(f"{file} is damaged: conversation {short(chat.id)} is not what was written; {_AGAIN}")
         width, half = self.of.width, len(names)
-        return Encoded(
-            self._packing.unpack(parts[:half], width, dtype), self._packing.unpack(parts[half:], width, dtype)
-        )
+        hidden = [part if taught == int(kept.sum()) else part[kept] for part in parts[half:]]
+        return Encoded(self._packing.unpack(parts[:half], width, dtype), self._packing.unpack(hidden, width, dtype))
 
     def _find(self, chat: TokenizedChat) -> np.ndarray | None:
-        key = np.array(key_of(chat), _KEY)
-        at = int(np.searchsorted(self._keys, key))
-        return self._places[at] if at < len(self._keys) and self._keys[at] == key else None
+        """Its place, or that of the same tokens all supervised, which has what it needs."""
+        for one in (chat, chat.whole()):
+            key = np.array(key_of(one), _KEY)
+            at = int(np.searchsorted(self._keys, key))
+            if at < len(self._keys) and self._keys[at] == key:
+                return self._places[at]
+        return None
 
     def _shard(self, number: int) -> Any:
         """Of one shard the file stays open: chats of a batch may lie together."""

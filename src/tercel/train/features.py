@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft.head import DraftHead
@@ -22,7 +23,8 @@ from tercel.train.ttt import Batch
 class FeatureSupply:
     """Makes `Batch`es of chats. store: what the target gave for them is read from there, and its blocks are not run.
     ranks: those of the run; where the target is split over them and asked, all have to call `encode` equally often, if
-    need be with no chats. keeps_hidden: whether batches have `hidden`."""
+    need be with no chats. keeps_hidden: whether batches have `hidden`. prompt_weight: how much tokens count that are
+    not the assistant's; with 0 they are no part of what is taught."""
 
     def __init__(
         self,
@@ -33,8 +35,9 @@ class FeatureSupply:
         ranks: Ranks | None = None,
         *,
         keeps_hidden: bool = False,
+        prompt_weight: float = 0.0,
     ) -> None:
-        self.target, self.keeps_hidden = target, keeps_hidden
+        self.target, self.keeps_hidden, self.prompt_weight = target, keeps_hidden, prompt_weight
         self.ranks = ranks or Alone()
         self.head = head
         self.vocabulary = vocabulary
@@ -46,6 +49,8 @@ class FeatureSupply:
         """The batch of `chats`; `encoded`: what `encode` gave for them, if it was called before."""
         encoded = self.encode(chats) if encoded is None else encoded
         device = self.target.device
+        weights = self._weights(chats)
+        chats = self._taught(chats)
         tokens = torch.from_numpy(np.concatenate([c.tokens for c in chats])).long()
         supervised = torch.from_numpy(np.concatenate([c.supervised for c in chats]))
         before = torch.cat([before_supervised(chat) for chat in chats])
@@ -62,11 +67,13 @@ class FeatureSupply:
             teacher=Teacher.of(self.target, hidden, self.vocabulary, self.to_draft),
             taught=taught.to(device),
             hidden=hidden if self.keeps_hidden else None,
+            weights=weights,
         )
 
     @torch.no_grad()
     def encode(self, chats: Sequence[TokenizedChat]) -> list[Encoded]:
         """What the target gives for the chats, or gave."""
+        chats = self._taught(chats)
         if self.store is not None:
             read = [self.store.read(chat, self.target.dtype) for chat in chats]
             device = self.target.device
@@ -76,6 +83,17 @@ class FeatureSupply:
         for group, encoded in zip(groups, self._run([[chats[i] for i in group] for group in groups]), strict=True):
             found.update(zip(group, encoded, strict=True))
         return [found[place] for place in range(len(chats))]
+
+    def _taught(self, chats: Sequence[TokenizedChat]) -> Sequence[TokenizedChat]:
+        """With what is taught of them as supervised."""
+        return [chat.whole() for chat in chats] if self.prompt_weight else chats
+
+    def _weights(self, chats: Sequence[TokenizedChat]) -> Tensor | None:
+        """float32 `[N]`, of every token; None where all that are taught weigh the same."""
+        if not self.prompt_weight:
+            return None
+        own = torch.from_numpy(np.concatenate([chat.supervised for chat in chats])).to(self.target.device)
+        return own.float() * (1 - self.prompt_weight) + self.prompt_weight
 
     def _run(self, groups: Sequence[Sequence[TokenizedChat]]) -> Iterator[list[Encoded]]:
         """What the target gives for each group."""

@@ -82,14 +82,10 @@ class Learner:
         self.weights = MasterWeights(head, target.dtype)
         self.learning = [p for p in head.parameters() if p.requires_grad]
         self.optimizer = HeadOptimizer(head, config.optimizer, config.weight_decay)
-        self.supply = FeatureSupply(
-            target,
-            self.weights.working,
-            vocabulary,
-            features,
-            self.ranks,
-            keeps_hidden=self.lesson.keeps_hidden,
-        )
+        of_target = target, self.weights.working, vocabulary, features, self.ranks
+        keeps_hidden = self.lesson.keeps_hidden
+        self.supply = FeatureSupply(*of_target, keeps_hidden=keeps_hidden, prompt_weight=config.prompt_weight)
+        self.of_answers = FeatureSupply(*of_target, keeps_hidden=keeps_hidden)  # for what is held out
 
     def gradients(self, number: int) -> Learned:
         """Make the clipped gradients of optimizer step `number` (from 0), whatever way it is cut:
@@ -188,7 +184,7 @@ class Learner:
             return None, [None]
         encoded = [self.supply.encode(chats) for chats in groups]
         # each batch is made a second time to learn from it: to keep them would hold a teacher `[U, W]` of every one
-        rows = torch.zeros(objective.steps, dtype=torch.long, device=self.supply.to_draft.device)
+        rows = torch.zeros(objective.steps, device=self.supply.to_draft.device)
         for chats, ready in zip(groups, encoded, strict=True):
             if chats:
                 rows += self.lesson.counted(self.supply.batch(chats, ready), self.supply.to_draft)

@@ -58,7 +58,7 @@ class Lesson(ABC):
         """Before the first step of every run, a resumed one's too: keep what is taken of the target beside batches."""
 
     def counted(self, batch: Batch, to_draft: Tensor) -> Tensor:
-        """int64 `[S]`, on the batch's device: how many rows count at each of the objective's steps, which is what the
+        """float32 `[S]`, on the batch's device: how many rows count at each of the objective's steps, which is what the
         means of a batch in several parts are taken over."""
         return counted_rows(batch, to_draft, self.objective)
 

@@ -244,9 +244,9 @@ class _Run:
         plan = plan_batches([len(chat) for chat in self.data.held_out], EVAL_BATCH_TOKENS, 1, 0)
         for indices in dealt(plan, self.ranks.rank, self.ranks.count):
             chats = [self.data.held_out[i] for i in indices]
-            encoded = learner.supply.encode(chats)
+            encoded = learner.of_answers.encode(chats)
             if chats:
-                batch = learner.supply.batch(chats, encoded)
+                batch = learner.of_answers.batch(chats, encoded)
                 parts.append(simulate_batch(learner.lesson, learner.weights.working, batch, learner.supply.to_draft))
         return held_out_of(collected(self.ranks.gather(parts)), learner.lesson.objective)
 

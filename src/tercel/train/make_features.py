@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tercel.chat.conversation import TokenizedChat
+from tercel.chat.store import SomeChats
 from tercel.errors import TercelError
 from tercel.locks import folder_lock
 from tercel.target_model.protocol import TargetModel
@@ -48,6 +49,7 @@ def make_features(
     *,
     max_length: int,
     store: str = "bf16",
+    all_tokens: bool = False,
     rendered_at: str | None = None,
     planned: Callable[[FeaturePlan], None] | None = None,
     on_progress: Callable[[int], None] | None = None,
@@ -55,13 +57,16 @@ def make_features(
     """Keep in `out` what `target` gives for the chats that `train` would use, cut to `max_length`: the inputs of
     `layers`, and last hidden states. What is there already stays; a run that was stopped goes on.
 
-    store: how numbers are kept (`PACKINGS`). planned: told what is to be made before it is. on_progress: told how many
+    store: how numbers are kept (`PACKINGS`). all_tokens: last hidden states of prompts too, for runs that learn from
+    them; runs that do not can read these as well. planned: told what is to be made before it is. on_progress: told how many
     tokens are done, shard by shard.
     Raises `TercelError` before anything is written if the disk has no room, or `out` holds other features, or something
     else.
     """
     of = FeaturesOf.those(target, layers, store, rendered_at)
     chats = usable(chats, min(max_length, target.context_length), target.vocab_size)
+    if all_tokens:
+        chats = SomeChats(chats, range(len(chats)), max_length, whole=True)
     encode_group(target, layers, [chats[0].cut(1)])  # layers that the target has not are told before all else
     with folder_lock(out):
         found = open_or_new(out, of)

@@ -40,7 +40,7 @@ def prepare(
     """
     kept = usable(chats, min(config.max_length, target.context_length), target.vocab_size)
     if store is not None:
-        store.require(kept)
+        store.require(kept, all_tokens=config.prompt_weight > 0)
     data = split(kept, config.eval_share)
     counts = supervised_counts(data.train, target.vocab_size)
     head, vocabulary, warnings = first_head(config, target, data.train, counts, store)

@@ -20,7 +20,7 @@ class TrainState:
     """step: optimizer steps done. seconds: spent in training. best: best held-out τ so far; best_head: the files of the
     head that reached it, as bytes by name, so that it can be written again.
 
-    Data order and learning rate are functions of the step, dropout there is none, so this and the random
+    Data order, learning rate and dropout are functions of the step, so this and the random
     state are all that a bit-for-bit continuation takes.
     """
 

@@ -32,7 +32,8 @@ class Batch:
     Ht]` the target has for the tokens (None for a head with its own, which are parameters of it); what the teacher
     says at the `U` positions before a supervised token, and `taught` int64 `[N]`, which of these each position is (-1:
     none); hidden `[U, Ht]`: the target's last hidden states there, after the final norm, for a lesson that keeps them;
-    seed: of whatever chance has a part in what is learned from it.
+    seed: of whatever chance has a part in what is learned from it; weights float32 `[N]`: how much the row that predicts
+    a token counts (None: all alike).
     """
 
     tokens: Tensor
@@ -44,6 +45,7 @@ class Batch:
     taught: Tensor
     hidden: Tensor | None = None
     seed: int = 0
+    weights: Tensor | None = None
 
     @property
     def positions(self) -> Tensor:
@@ -53,14 +55,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Extent:
-    """What the objective's means are taken over: how many sequences, and at each step how many rows that count.
+    """What the objective's means are taken over: how many sequences, and at each step how many rows that count (those
+    that count less than others, as much as they do).
 
     The denominators differ from step to step, and all of them belong to the optimizer step: its micro-batches, each
     summed and divided by the extent of them all, teach exactly what one large batch would.
     """
 
     sequences: int
-    rows: tuple[int, ...] = ()
+    rows: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, batch: Batch, to_draft: Tensor, objective: Objective) -> Extent:
@@ -74,7 +77,7 @@ class Extent:
 
 
 def counted_rows(batch: Batch, to_draft: Tensor, objective: Objective) -> Tensor:
-    """int64 `[S]`, on the batch's device: how many rows count at each step."""
+    """float32 `[S]`, on the batch's device: how many rows count at each step."""
     device = batch.tokens.device
     plan = plan_rows(batch.supervised.cpu(), batch.lengths, objective.steps)
     counts = [_targets(batch, to_draft, objective, rows.to(device), step)[2] for step, rows in enumerate(plan.rows)]
@@ -244,26 +247,26 @@ def _targets(
     batch: Batch, to_draft: Tensor, objective: Objective, rows: Tensor, step: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """For the rows of a step: which of the taught positions each imitates, the draft id `[R_s]` each should say (the
-    data's token for hard labels, else the target's argmax; -1: none), and bool `[R_s]`, whether it enters the loss."""
+    data's token for hard labels, else the target's argmax; -1: none), and float32 `[R_s]`, how much it counts: 0 of one
+    that is no part of the loss, 1 where all others count alike."""
     taught = batch.taught[imitated(rows, step)]
     if objective.kind == "hard":
         labels = to_draft[batch.tokens[predicted(rows, step)]]
-        return taught, labels, labels >= 0
-    labels = batch.teacher.best[taught]
-    counts = labels >= 0 if objective.oov == "drop" else torch.ones_like(labels, dtype=torch.bool)
-    return taught, labels, counts
+        counts = (labels >= 0).float()
+    else:
+        labels = batch.teacher.best[taught]
+        counts = (labels >= 0).float() if objective.oov == "drop" else torch.ones(len(labels), device=labels.device)
+    return taught, labels, counts if batch.weights is None else counts * batch.weights[predicted(rows, step)]
 
 
-def _token_weights(counts: Tensor, total: int | None) -> Tensor:
+def _token_weights(counted: Tensor, total: float | None) -> Tensor:
     """float32 `[R_s]`: of a mean over all `total` rows that count (None: those of this batch)."""
-    counted = counts.float()
     return counted / (counted.sum().clamp(min=1) if total is None else max(total, 1))
 
 
-def _sequence_weights(counts: Tensor, rows: Tensor, lengths: list[int], total: int | None) -> Tensor:
+def _sequence_weights(counted: Tensor, rows: Tensor, lengths: list[int], total: int | None) -> Tensor:
     """float32 `[R_s]`: of a mean over the rows that count of a sequence (0 where none does), and then over `total`
     sequences (None: those of this batch)."""
-    counted = counts.float()
-    sequence_of = torch.searchsorted(torch.cumsum(torch.tensor(lengths), 0), rows, right=True).to(counts.device)
-    of_sequence = torch.zeros(len(lengths), device=counts.device).index_add_(0, sequence_of, counted)
+    sequence_of = torch.searchsorted(torch.cumsum(torch.tensor(lengths), 0), rows, right=True).to(counted.device)
+    of_sequence = torch.zeros(len(lengths), device=counted.device).index_add_(0, sequence_of, counted)
     return counted / of_sequence.clamp(min=1)[sequence_of] / (len(lengths) if total is None else total)
