@@ -1,4 +1,5 @@
-"""What keeps a head from learning its data by heart: prompts that count, dropout, noise."""
+"""What keeps a head from learning its data by heart: prompts that count, dropout, noise, a mean of
+the weights."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ from tercel.train.batches import split, supervised_counts, usable
 from tercel.train.config import Objective
 from tercel.train.feature_store import FeatureStore
 from tercel.train.features import FeatureSupply
+from tercel.train.learner import Learner
 from tercel.train.lesson import lesson_of
+from tercel.train.optimizer import PACE, HeadOptimizer
+from tercel.train.run_folder import RunFolder
 from tercel.train.ttt import Extent, row_goals, training_time_test
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.train.test_feature_store import BF16, made
@@ -95,6 +99,10 @@ def test_noise_is_as_large_as_a_layer_lets_it_be() -> None:
     assert torch.equal(moved, again)
 
 
+def zeros_in(numbers: torch.Tensor) -> float:
+    return float((numbers == 0).float().mean())
+
+
 def test_dropout_is_of_three_places_and_of_learning_alone() -> None:
     target, vocabulary = target_of(), some_vocabulary(70, 3)
     head = head_for(target, vocabulary)
@@ -102,7 +110,7 @@ def test_dropout_is_of_three_places_and_of_learning_alone() -> None:
     parts = {"fc": head.fc, "attention": head.midlayer.self_attn.o_proj, "mlp": head.midlayer.mlp}
     with chance.dropping(head, 0.25, chance.generator_of(1, head.device)):
         for name, module in parts.items():  # told after the dropping, which was registered first
-            module.register_forward_hook(lambda _, __, out, name=name: found.append((name, float((out == 0).float().mean()))))
+            module.register_forward_hook(lambda _, __, out, name=name: found.append((name, zeros_in(out))))
         supply = FeatureSupply(target, head, vocabulary)
         batch = supply.batch([random_chat(40, seed) for seed in range(4)])
         dropped = training_time_test(head, batch, supply.to_draft, Objective(steps=2)).loss
@@ -113,7 +121,59 @@ def test_dropout_is_of_three_places_and_of_learning_alone() -> None:
     for settings in ({"dropout": 0.25}, {"feature_noise": 0.5}):
         lesson = lesson_of(dataclasses.replace(SMALL, **settings))
         seeded = [dataclasses.replace(batch, seed=seed) for seed in (1, 2, 1)]
-        losses = [float(lesson.learn(head, one, supply.to_draft).loss) for one in seeded]
+        losses = [float(lesson.learn(head, one, supply.to_draft).loss.detach()) for one in seeded]
         assert losses[0] == losses[2] != losses[1]
         rehearsed = [float(lesson.rehearse(head, one, supply.to_draft).loss) for one in seeded]
         assert len(set(rehearsed)) == 1
+
+
+def test_the_mean_of_the_weights_is_what_is_measured_and_saved(tmp_path: Path) -> None:
+    config = dataclasses.replace(SMALL, ema=0.5, epochs=1)
+    target = target_of()
+    weights: list[torch.Tensor] = []  # before the first step, and after each
+    update = Learner.update
+
+    def noted(self: Learner, rate: float) -> None:
+        if not weights:
+            weights.append(self.weights.master.fc.weight.detach().clone())
+        update(self, rate)
+        weights.append(self.weights.master.fc.weight.detach().clone())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "update", noted)
+        summary = run(tmp_path / "r", config)
+    mean = weights[0]
+    for step, own in enumerate(weights[1:], 1):
+        decay = min(0.5, (1 + step) / (10 + step))
+        mean = decay * mean + (1 - decay) * own
+    last = load_head(tmp_path / "r" / "last")
+    torch.testing.assert_close(last.head.fc.weight, mean.to(torch.bfloat16).float())
+    assert not torch.allclose(last.head.fc.weight, weights[-1], rtol=1e-2, atol=1e-4)
+    held_out = split(usable(CHATS, config.max_length, target.vocab_size), config.eval_share).held_out
+    best = load_head(tmp_path / "r")
+    supply = FeatureSupply(target, best.head, best.vocabulary)
+    again = simulate(lesson_of(config), best.head, [supply.batch(held_out)], supply.to_draft)
+    assert again.loss == pytest.approx(summary.best.loss, rel=0.01)
+
+
+def test_a_run_with_all_of_it_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    config = dataclasses.replace(SMALL, epochs=1, prompt_weight=0.5, dropout=0.2, feature_noise=0.1, ema=0.9)
+    config = dataclasses.replace(config, optimizer="muon", weight_decay=0.1, average="token")
+    run(tmp_path / "whole", config, dtype=BF16)
+    run(tmp_path / "parts", config, dtype=BF16, stop_after=1)
+    run(tmp_path / "parts", config, dtype=BF16)
+    same(tmp_path / "whole", tmp_path / "parts")
+    states = [torch.load(RunFolder(tmp_path / name).state, weights_only=True) for name in ("whole", "parts")]
+    for name, mean in states[0]["mean"].items():
+        assert torch.equal(mean, states[1]["mean"][name])
+
+
+def test_weight_decay_shrinks_what_muon_steps() -> None:
+    heads = [head_for(target_of(), some_vocabulary(70, 3)) for _ in range(2)]
+    before = heads[0].fc.weight.detach().clone()
+    for head, decay in zip(heads, (0.0, 0.5), strict=True):
+        for parameter in head.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        HeadOptimizer(head, "muon", decay).step(0.1)
+    shrunk = heads[0].fc.weight - heads[1].fc.weight
+    torch.testing.assert_close(shrunk, before * 0.1 * PACE * 0.5, rtol=1e-4, atol=1e-6)

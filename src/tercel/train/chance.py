@@ -32,8 +32,8 @@ def noised(features: Tensor, layers: int, amount: float, chance: torch.Generator
 
 @contextmanager
 def dropping(head: Eagle3Head, share: float, chance: torch.Generator) -> Iterator[None]:
-    """Within, what `fc`, attention and MLP give is dropped at random, a `share` of its numbers, and the rest is larger by
-    as much."""
+    """Within, what `fc`, attention and MLP give is dropped at random, a `share` of its numbers, and the rest is larger
+    by as much."""
 
     def drop(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         kept = torch.empty_like(output).bernoulli_(1 - share, generator=chance)

@@ -17,6 +17,10 @@ LossKind = Literal["soft", "hard", "lk"]  # what can be set
 RowLoss = LossKind | Literal["masses"]
 OptimizerKind = Literal["muon", "adamw"]
 RECIPE, RUN = "Recipe", "Run"
+TEXT, DRAFTS = "text", "drafts"  # what later steps read
+RANDOM, LAST_LAYER = "random", "target"  # what the layer begins as
+COSINE, LINEAR, HOLD = "cosine", "linear", "hold"  # how the rate falls
+HELD = 0.8  # share of the steps behind the warm-up that `hold` holds it
 EAGLE3 = "eagle3"
 
 # How heads can learn, by the name in `TrainConfig.method`: where each `Lesson` stands, imported when it is needed, so
@@ -33,7 +37,7 @@ PARTS = ("medusa", "hydra")  # those whose heads have a part for each step
 # settings that not every method has a use for, with those that have
 _SOME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("feature_layers", "feature_loss", "fc_norm", "norm_output"), (EAGLE3,)),
-    **dict.fromkeys(("dropout", "feature_noise"), (EAGLE3,)),
+    **dict.fromkeys(("dropout", "feature_noise", "mlp_width", "layer_start", "step_inputs"), (EAGLE3,)),
     "freeze_lm_head": (EAGLE3, *PARTS),
     **dict.fromkeys(("part_layers", "shared_output"), PARTS),
 }
@@ -76,6 +80,9 @@ _RANGES = (
     ("weight_decay", 0, limits.RATE),
     ("prompt_weight", 0, 1),
     ("dropout", 0, 0.9),
+    ("ema", 0, 0.9999),
+    ("cycles", 1, limits.COUNT),
+    ("mlp_width", 0, limits.HEAD_SIZE),
     ("feature_noise", 0, limits.RATE),
     ("max_length", 1, limits.POSITIONS),
     ("ttt_steps", 1, limits.TTT_STEPS),
@@ -91,7 +98,8 @@ _RANGES = (
 # What could not be set once, and what it was then: a run that leaves it so has the key that it had.
 _ADDED = {
     **{"optimizer": "adamw", "method": EAGLE3, "feature_loss": 0.0, "part_layers": 1, "shared_output": False},
-    **{"prompt_weight": 0.0, "dropout": 0.0, "feature_noise": 0.0},
+    **{"prompt_weight": 0.0, "dropout": 0.0, "feature_noise": 0.0, "ema": 0.0, "mlp_width": 0},
+    **{"layer_start": RANDOM, "step_inputs": TEXT, "schedule": COSINE, "cycles": 1},
 }
 
 
@@ -113,8 +121,8 @@ class TrainConfig:
     method: a name of `METHODS`.
     max_steps: end there, schedule included, however many epochs there are (0: no limit).
     batch_tokens: packed tokens of one optimizer step's micro-batch; accumulate: micro-batches a step.
-    lr: peak of a linear warm-up (share `warmup` of all steps) and a cosine down to `final_lr` of it. A rate that a new
-    head needs makes one that has learned (`start_from`) forget, so both are gentler then if they are left out.
+    lr: peak of a linear warm-up (share `warmup` of all steps) and a `schedule` down to `final_lr` of it. A rate that a
+    new head needs makes one that has learned (`start_from`) forget, so both are gentler then if they are left out.
     ttt_steps: `S`; decay: weight of step `s` is `decay^s` (0: the plain mean of the paper's formula).
     loss: of the target's distribution (soft, lk) or the text's own tokens (hard); left out, what the method's paper
     has.
@@ -125,6 +133,8 @@ class TrainConfig:
     output layer.
     start_from: a head (folder, or name of a target with a shipped one) whose weights and draft vocabulary this run
     begins with, under a schedule of its own.
+    step_inputs: what drafts say the text need not, and the target's distribution is that of the text all the same.
+    layer_start: matrices and norms of the target's last layer, where it has the parts of the head's.
     freeze_lm_head: keep the target's output rows as they are, as in the paper's text (with draft_vocab 0: its whole
     output layer); otherwise they are only the start.
     draft_vocab: `W` (0: the target's whole vocabulary).
@@ -138,7 +148,11 @@ class TrainConfig:
     lr: Annotated[
         float | None, Setting("Peak learning rate; left out, 5e-4, and 2e-4 with start-from.", RECIPE)
     ] = None
-    final_lr: Annotated[float, Setting("Share of the peak rate at the end of the cosine.")] = 0.05
+    final_lr: Annotated[float, Setting("Share of the peak rate that it falls to.")] = 0.05
+    schedule: Annotated[
+        str, Setting("cosine or linear, or hold: at its peak, and linear over the last fifth.")
+    ] = COSINE
+    cycles: Annotated[int, Setting("How often the rate falls, each time from its peak.")] = 1
     warmup: Annotated[
         float | None, Setting("Share of the steps spent warming up; left out, 0.04, and 0.1 with start-from.")
     ] = None
@@ -149,6 +163,9 @@ class TrainConfig:
     ] = 0.0
     feature_noise: Annotated[
         float, Setting("Features are moved at random while the head learns, by at most so much of their size.")
+    ] = 0.0
+    ema: Annotated[
+        float, Setting("Decay of a running mean of the weights, which is then evaluated and saved; 0 is none.")
     ] = 0.0
     clip: Annotated[float, Setting("Largest norm of the gradient.")] = 0.5
     max_length: Annotated[int, Setting("Cut longer conversations, in tokens.")] = 2048
@@ -161,6 +178,9 @@ class TrainConfig:
         float, Setting("Weight of the distance from the target's last hidden state beside the loss; EAGLE-3 has none.")
     ] = 0.0
     oov: Annotated[str, Setting("drop or keep rows outside the draft vocabulary.")] = "drop"
+    step_inputs: Annotated[
+        str, Setting("What later steps read: text, its tokens; drafts, what the head itself said before.")
+    ] = TEXT
     average: Annotated[str, Setting("Mean over sequence or token.")] = "sequence"
     prompt_weight: Annotated[
         float, Setting("How much prompts' tokens count beside answers' in what is learned; 0 is not at all.")
@@ -170,6 +190,10 @@ class TrainConfig:
         tuple[int, ...],
         Setting("Layers whose inputs are the features, such as 2,15,27; none is a low, a middle and a high one."),
     ] = ()
+    mlp_width: Annotated[int, Setting("Width of the head's MLP; 0 is the target's.")] = 0
+    layer_start: Annotated[
+        str, Setting("What the head's layer begins as: random, or target for the target's last layer.")
+    ] = RANDOM
     freeze_lm_head: Annotated[bool, Setting("Keep the target's output layer (paper's text).")] = False
     fc_norm: Annotated[bool, Setting("Norm each feature first (EAGLE-3.1).")] = False
     norm_output: Annotated[bool, Setting("Feed back the normed hidden (EAGLE-3.1).")] = False
@@ -203,6 +227,9 @@ class TrainConfig:
             ("optimizer", self.optimizer, get_args(OptimizerKind)),
             ("oov", self.oov, ("drop", "keep")),
             ("average", self.average, ("sequence", "token")),
+            ("schedule", self.schedule, (COSINE, LINEAR, HOLD)),
+            ("step_inputs", self.step_inputs, (TEXT, DRAFTS)),
+            ("layer_start", self.layer_start, (RANDOM, LAST_LAYER)),
             ("target_sharding", self.target_sharding, SHARDINGS),
         ):
             if value not in allowed:
@@ -251,12 +278,17 @@ class TrainConfig:
         return {**asdict(self), "lr": self.peak_lr, "warmup": self.warmup_share, "loss": self.loss_kind}
 
     def learning_rate(self, step: int, steps: int) -> float:
-        """For optimizer step `step` (from 0) of `steps`: linear warm-up, then a cosine."""
+        """For optimizer step `step` (from 0) of `steps`: linear warm-up, then the schedule, as often as it is asked."""
         warmup = max(1, int(self.warmup_share * steps))
         if step < warmup:
             return self.peak_lr * (step + 1) / warmup
-        progress = (step - warmup) / max(1, steps - warmup)
-        return self.peak_lr * (self.final_lr + (1 - self.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
+        progress = self.cycles * (step - warmup) / max(1, steps - warmup) % 1.0
+        falling = {
+            COSINE: 0.5 * (1 + math.cos(math.pi * progress)),
+            LINEAR: 1 - progress,
+            HOLD: min(1.0, (1 - progress) / (1 - HELD)),
+        }
+        return self.peak_lr * (self.final_lr + (1 - self.final_lr) * falling[self.schedule])
 
     def digest(self, data: str, target: str) -> str:
         """Key of a run: what a resumed run must share with the one it continues."""

@@ -129,7 +129,7 @@ class FeatureStore:
             raise TercelError(f"the features in {self.folder} are {problem}")
 
     def require(self, chats: Iterable[TokenizedChat], *, all_tokens: bool = False) -> None:
-        """Raises `TercelError` if the features of any of these are not there. all_tokens: with the last hidden states of
+        """Raises `TercelError` if the features of any of these are not there. all_tokens: with last hidden states of
         prompts."""
         missing = [(chat.whole() if all_tokens else chat) in self for chat in chats].count(False)
         if missing:

@@ -79,7 +79,7 @@ class Learner:
         self.mine = share(plan, self.ranks.rank, self.ranks.count)
         self.lesson = lesson_of(config)
         self.lesson.begin(target, vocabulary)
-        self.weights = MasterWeights(head, target.dtype)
+        self.weights = MasterWeights(head, target.dtype, config.ema)
         self.learning = [p for p in head.parameters() if p.requires_grad]
         self.optimizer = HeadOptimizer(head, config.optimizer, config.weight_decay)
         of_target = target, self.weights.working, vocabulary, features, self.ranks
@@ -145,17 +145,20 @@ class Learner:
         self.optimizer.step(rate)
         self.weights.refresh()
 
-    def restore(self, head: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
-        """Go on with the weights and the optimizer of a state."""
+    def restore(self, head: dict[str, Tensor], optimizer: dict[str, Any], mean: dict[str, Tensor] | None) -> None:
+        """Go on with the weights, their mean and the optimizer of a state."""
         self.weights.master.load_state_dict(head)
         self.weights.refresh()
+        if self.weights.mean is not None and mean is not None:
+            self.weights.mean.load_state_dict(mean)
         self.optimizer.load_state_dict(optimizer)
 
     def take_first(self) -> None:
         """Give all ranks the first one's weights and optimizer: it may go on from a state."""
         if self.ranks.count == 1:
             return
-        is_first, tensors = self.ranks.rank == 0, [p.data for p in self.weights.master.parameters()]
+        mean = [] if self.weights.mean is None else self.weights.mean.parameters()
+        is_first, tensors = self.ranks.rank == 0, [p.data for p in (*self.weights.master.parameters(), *mean)]
         own = self.optimizer.state_dict() if is_first else {}
         shapes = self.ranks.gather(_mapped(own, lambda tensor: tensor.to("meta")))[0]
         state = _mapped(own, Tensor.cpu) if is_first else _mapped(shapes, lambda t: torch.empty_like(t, device="cpu"))

@@ -151,12 +151,13 @@ class _Run:
         self.learner.take_first()
 
     def _restore(self, writer: RunWriter) -> None:
-        state = writer.found(sum(p.numel() for p in self.learner.weights.master.parameters()))
+        weights = self.learner.weights
+        state = writer.found(sum(p.numel() for p in weights.master.parameters()), averaged=weights.mean is not None)
         if state is None:
             writer.begin(self.record.rendered_at)
             self._save(heads=False)  # a full disk shows before the work, not after it
             return
-        self.learner.restore(state.head, state.optimizer)
+        self.learner.restore(state.head, state.optimizer, state.mean)
         torch.set_rng_state(state.rng)
         self.step, self.seconds = state.step, state.seconds
         writer.go_on(state, self._model(None))
@@ -197,6 +198,7 @@ class _Run:
             without an interruption in between:
                 master  = optimizer(master, gradients)      float32 weights and moments        (`Learner.update`)
                 working = master in the working dtype
+                mean    = a little more of master, where one is kept                           (`MasterWeights.follow`)
                 step, seconds, journal                      so that no state knows half a step
         """
         started = time.monotonic()
@@ -206,6 +208,7 @@ class _Run:
         with uninterrupted():
             self.learner.update(learned.lr)
             self.step += 1
+            self.learner.weights.follow(self.step)
             self.seconds = time.monotonic() - began
             metrics["seconds"] = time.monotonic() - started
             if self.writer:
@@ -241,20 +244,21 @@ class _Run:
     def _measure(self) -> HeldOut:
         """On all held-out chats, of which each rank takes its share; all ranks get what one alone would."""
         learner, parts = self.learner, []
+        head = learner.weights.to_measure()
         plan = plan_batches([len(chat) for chat in self.data.held_out], EVAL_BATCH_TOKENS, 1, 0)
         for indices in dealt(plan, self.ranks.rank, self.ranks.count):
             chats = [self.data.held_out[i] for i in indices]
             encoded = learner.of_answers.encode(chats)
             if chats:
                 batch = learner.of_answers.batch(chats, encoded)
-                parts.append(simulate_batch(learner.lesson, learner.weights.working, batch, learner.supply.to_draft))
+                parts.append(simulate_batch(learner.lesson, head, batch, learner.supply.to_draft))
         return held_out_of(collected(self.ranks.gather(parts)), learner.lesson.objective)
 
     def _model(self, held_out: HeldOut | None) -> DraftModel:
         """The head as it is now."""
         record = replace(self.record, step=self.step)
         info = HeadInfo(identity(self.target), record, MeasuredRecord(held_out=held_out))
-        return DraftModel(self.learner.weights.master, self.vocabulary, info)
+        return DraftModel(self.learner.weights.shown, self.vocabulary, info)
 
     def _save(self, heads: bool = True) -> None:
         if self.writer:

@@ -58,8 +58,8 @@ def make_features(
     `layers`, and last hidden states. What is there already stays; a run that was stopped goes on.
 
     store: how numbers are kept (`PACKINGS`). all_tokens: last hidden states of prompts too, for runs that learn from
-    them; runs that do not can read these as well. planned: told what is to be made before it is. on_progress: told how many
-    tokens are done, shard by shard.
+    them; runs that do not can read these as well. planned: told what is to be made before it is. on_progress: told how
+    many tokens are done, shard by shard.
     Raises `TercelError` before anything is written if the disk has no room, or `out` holds other features, or something
     else.
     """

@@ -17,6 +17,7 @@ from tercel.train.state import TrainState, load_state, save_state
 # Of a weight: a state has it and two moments in float32 and the best head's two bytes; heads have two bytes. While one
 # is replaced it is there twice.
 BYTES_TO_BEGIN, BYTES_TO_GO_ON = 2 * (14 + 2 + 2), 14 + 2
+BYTES_OF_MEAN = 2 * 4  # and of a running mean
 
 
 class RunWriter:
@@ -35,11 +36,12 @@ class RunWriter:
         """What was found damaged and made again, in sentences."""
         return (*self.heads.notes, *self.journal.notes)
 
-    def found(self, weights: int) -> TrainState | None:
+    def found(self, weights: int, *, averaged: bool = False) -> TrainState | None:
         """The state that the run goes on from, if there is one. Raises `TercelError` as `load_state`, and if the disk
-        has no room for what a run of a head of so many weights writes."""
+        has no room for what a run of a head of so many weights writes. averaged: whether it keeps their mean."""
         state = load_state(self.folder.training, self.key)
-        require_room(self.folder.out, weights * (BYTES_TO_BEGIN if state is None else BYTES_TO_GO_ON))
+        size = (BYTES_TO_BEGIN if state is None else BYTES_TO_GO_ON) + averaged * BYTES_OF_MEAN
+        require_room(self.folder.out, weights * size)
         return state
 
     def begin(self, rendered_at: str | None) -> None:
@@ -88,6 +90,7 @@ class RunWriter:
                 optimizer=learner.optimizer.state_dict(),
                 rng=torch.get_rng_state(),
                 best_head=self.heads.best_files,
+                mean=None if learner.weights.mean is None else learner.weights.mean.state_dict(),
             ),
             self.folder.training,
         )

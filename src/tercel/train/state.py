@@ -18,7 +18,8 @@ KIND = "training state"
 @dataclass(frozen=True)
 class TrainState:
     """step: optimizer steps done. seconds: spent in training. best: best held-out τ so far; best_head: the files of the
-    head that reached it, as bytes by name, so that it can be written again.
+    head that reached it, as bytes by name, so that it can be written again. mean: the running mean of the weights, of a
+    run that keeps one.
 
     Data order, learning rate and dropout are functions of the step, so this and the random
     state are all that a bit-for-bit continuation takes.
@@ -32,12 +33,13 @@ class TrainState:
     optimizer: dict[str, Any]
     rng: torch.Tensor
     best_head: dict[str, torch.Tensor]
+    mean: dict[str, torch.Tensor] | None = None
 
 
 def save_state(state: TrainState, folder: Path) -> None:
     with file_set(folder, KIND) as staging:
         try:
-            torch.save(vars(state), staging / STATE)
+            torch.save({name: value for name, value in vars(state).items() if value is not None}, staging / STATE)
         except RuntimeError as error:  # how torch reports a full disk
             raise TercelError(f"saving the training state to {folder} failed ({error}); is the disk full?") from error
 

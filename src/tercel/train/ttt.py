@@ -9,7 +9,7 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,8 +32,8 @@ class Batch:
     Ht]` the target has for the tokens (None for a head with its own, which are parameters of it); what the teacher
     says at the `U` positions before a supervised token, and `taught` int64 `[N]`, which of these each position is (-1:
     none); hidden `[U, Ht]`: the target's last hidden states there, after the final norm, for a lesson that keeps them;
-    seed: of whatever chance has a part in what is learned from it; weights float32 `[N]`: how much the row that predicts
-    a token counts (None: all alike).
+    seed: of whatever chance has a part in what is learned from it; weights float32 `[N]`: how much the row that
+    predicts a token counts (None: all alike).
     """
 
     tokens: Tensor
@@ -112,18 +112,19 @@ def training_time_test(
     whole: Extent | None = None,
     every_draft: bool = True,
     feature_weight: float = 0.0,
+    read: Callable[[Tensor], Tensor] | None = None,
 ) -> TTTResult:
     """Run the head `S` steps over its own outputs and sum the losses.
 
     to_draft int64 `[V]`; whole: the extent of the optimizer step that the batch is a part of (None: of the batch
     itself), so that the losses of the parts sum to that of the whole; every_draft: False leaves out the drafts of all
     steps but the first; feature_weight: of how far what the head's output layer reads is from what the target's does,
-    which is no part of EAGLE-3 (`batch.hidden` has to be there).
+    which is no part of EAGLE-3 (`batch.hidden` has to be there); read: as of `roll_out`.
     """
     plan = plan_rows(batch.supervised.cpu(), batch.lengths, objective.steps)
     said: list[Tensor] = []  # of each step, what the output layer reads
     wanted: list[RowGoals] = []
-    for step, output in enumerate(roll_out(head, batch, plan)):
+    for step, output in enumerate(roll_out(head, batch, plan, read=read)):
         said.append(head.norm(output))
         wanted.append(row_goals(batch, to_draft, objective, plan, step, whole))
     result = loss_of_steps(said, wanted, head.lm_head.weight, batch, objective, plan, every_draft=every_draft)
@@ -137,10 +138,18 @@ def training_time_test(
     return with_more(result, far)
 
 
-def roll_out(head: AttendingHead, batch: Batch, plan: RowPlan, *, cut: bool = False) -> Iterator[Tensor]:
+def roll_out(
+    head: AttendingHead,
+    batch: Batch,
+    plan: RowPlan,
+    *,
+    cut: bool = False,
+    read: Callable[[Tensor], Tensor] | None = None,
+) -> Iterator[Tensor]:
     """The head's outputs `[R_s, H]` over the rows of each of `plan`'s steps, as long as there are any.
 
-    cut: a step's output is only a number to the next one, through which no gradient flows.
+    cut: a step's output is only a number to the next one, through which no gradient flows. read: what the next step
+    reads in place of the text's tokens, embeddings `[R_s, Ht]` for outputs `[R_s, H]`.
     """
     device, positions = batch.tokens.device, batch.positions
     embeddings = head.embed_tokens(batch.tokens) if batch.embeddings is None else batch.embeddings
@@ -153,6 +162,7 @@ def roll_out(head: AttendingHead, batch: Batch, plan: RowPlan, *, cut: bool = Fa
     hidden, query, residual = fused[rows], first.query[rows], first.residual[rows]
     extra_keys = first.key.new_empty(0, len(rows), *first.key.shape[1:])  # [s, R_s, kv, D]
     extra_values = extra_keys
+    output = hidden  # of the step before, as far as there was one
 
     for step in range(len(plan.rows)):
         rows = plan.rows[step].to(device)
@@ -161,7 +171,8 @@ def roll_out(head: AttendingHead, batch: Batch, plan: RowPlan, *, cut: bool = Fa
         if step > 0:
             keep = plan.subset[step].to(device)
             hidden = hidden[keep]
-            now = head.project(embeddings[token_in(rows, step)], hidden, rope_position(positions[rows], step))
+            token = embeddings[token_in(rows, step)] if read is None else read(output)[keep]
+            now = head.project(token, hidden, rope_position(positions[rows], step))
             query, residual = now.query, now.residual
             extra_keys = torch.cat([extra_keys[:, keep], now.key[None]])
             extra_values = torch.cat([extra_values[:, keep], now.value[None]])
