@@ -57,6 +57,12 @@ class Sizes:
         yield from ((BUDGET, 1, steps) for steps in sorted(self.budgets))
 
 
+def of_steps(config: TrainConfig, chats: Sequence[TokenizedChat], steps: int) -> TrainConfig:
+    """With passes enough for the steps: packed batches are not quite full, and some chats are held out."""
+    tokens = steps * config.batch_tokens * config.accumulate
+    return replace(config, max_steps=steps, epochs=2 * math.ceil(tokens / max(1, sum(map(len, chats)))) + 1)
+
+
 @dataclass(frozen=True)
 class Series:
     """Runs of one recipe on parts of the chats, all measured on what is held out of the whole."""
@@ -70,7 +76,7 @@ class Series:
     def measure(self, axis: str, part: int, steps: int) -> Measured:
         """Train, or go on, and measure the last head."""
         chats, out = self._part(part), self.out / f"part-{part}-steps-{steps}"
-        summary = train(self.target, chats, self._config(chats, steps), out, features=self.features)
+        summary = train(self.target, chats, of_steps(self.config, chats, steps), out, features=self.features)
         kept = self.out / f"{out.name}.json"
         if not kept.is_file():
             model = load_head(out / "last", dtype=self.target.dtype)
@@ -83,17 +89,12 @@ class Series:
         chats = self._part(part)
         learned = split(self._usable(chats), self.config.eval_share).train
         lengths, supervised = [len(chat) for chat in learned], sum(int(chat.supervised.sum()) for chat in learned)
-        plan = plan_steps(lengths, self._config(chats, steps))
+        plan = plan_steps(lengths, of_steps(self.config, chats, steps))
         tokens = sum(lengths[chat] for step in plan for micro in step for chat in micro)
         return supervised, round(supervised * tokens / sum(lengths))
 
     def _part(self, part: int) -> list[TokenizedChat]:
         return list(self.chats[: len(self.chats) // part])
-
-    def _config(self, chats: Sequence[TokenizedChat], steps: int) -> TrainConfig:
-        """With passes enough for the steps: packed batches are not quite full, and some chats are held out."""
-        tokens = steps * self.config.batch_tokens * self.config.accumulate
-        return replace(self.config, max_steps=steps, epochs=2 * math.ceil(tokens / max(1, sum(map(len, chats)))) + 1)
 
     def _usable(self, chats: Sequence[TokenizedChat]) -> Sequence[TokenizedChat]:
         return usable(chats, min(self.config.max_length, self.target.context_length), self.target.vocab_size)
