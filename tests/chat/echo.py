@@ -26,7 +26,7 @@ class Echo:
         self.random, self.fail, self.die_after, self.finish = random.Random(seed), fail, die_after, finish
         self.waiting: list[tuple[str, tuple[int, ...]]] = []
         self.prompts: list[str] = []
-        self.most = 0
+        self.most = self.made = 0
 
     def submit(self, key: str, question: Question) -> None:
         self.waiting.append((key, question.prompt_ids))
@@ -34,6 +34,9 @@ class Echo:
 
     def pending(self) -> int:
         return len(self.waiting)
+
+    def generated(self) -> int:
+        return self.made
 
     def poll(self) -> list[Answer]:
         self.random.shuffle(self.waiting)
@@ -51,6 +54,7 @@ class Echo:
         if self.fail and self.fail in question:
             return Answer(key, (), "error: out of memory")
         ids = TOKENIZER(f"re: {question}<|im_end|>")["input_ids"]
+        self.made += len(ids)
         return Answer(key, tuple(ids if self.finish == "stop" else ids[:-1]), self.finish)
 
 

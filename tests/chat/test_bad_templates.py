@@ -138,6 +138,9 @@ class Echo:
     def pending(self) -> int:
         return len(self.keys)
 
+    def generated(self) -> int:
+        return 0
+
 
 def conversations(*questions: str) -> Iterator[Conversation]:
     for number, question in enumerate(questions):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tercel.chat import RegenerateReport, regenerate
+from tercel.chat import Answer, RegenerateReport, regenerate
 from tercel.chat.prompts import WINDOW, answered_ids, batched, read_prompts
 from tercel.cli.consoles import PlainConsole
 from tercel.cli.regenerate import AnswerProgress, report_lines
@@ -67,10 +67,41 @@ def test_progress_tells_rates_and_the_time_left(capsys: pytest.CaptureFixture[st
         for second in (20.0, 100.0, 110.0, 200.0):
             now[0] = second
             answered = int(second // 10)
-            counts = {"failed": 0, "turns": answered, "tokens": 50 * answered, "cut": 0}
-            progress.show(RegenerateReport(140, answered, skipped=100, done_before=60, elsewhere=40, **counts))
+            counts = {"failed": 0, "turns": answered, "tokens": 40 * answered, "cut": 0}
+            more = {"made": 50 * answered, "tokens_left": 2000.0 - 50 * answered if answered > 5 else None}
+            progress.show(RegenerateReport(140, answered, skipped=100, done_before=60, elsewhere=40, **counts, **more))
     shown = [line for line in capsys.readouterr().out.splitlines() if "conversations" in line]
     assert shown == [  # a line a minute; what was there before does not count
         "110 of 140 conversations  0.10 answers/s  5 tokens/s  0:05:00 left",
         "120 of 140 conversations  0.10 answers/s  5 tokens/s  0:03:20 left",
     ]
+
+
+class Slow(Echo):
+    """Makes a token of every answer at a time, and ends them all after `length`; says nothing in between."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def poll(self) -> list[Answer]:
+        self.made += len(self.waiting)
+        if self.made % (self.length * len(self.waiting)):
+            return []
+        done, self.waiting = self.waiting, []
+        return [Answer(key, (7,) * self.length, "length") for key, _ in done]
+
+
+def test_tokens_count_as_they_are_made_and_the_time_left_is_theirs(tmp_path: Path) -> None:
+    told: list[RegenerateReport] = []
+    prompts = [asks("a", "x"), *(asks(f"c{i}", "x", "y") for i in range(5))]
+    regenerate(
+        prompts, Slow(4), tmp_path / "out", tokenizer=TOKENIZER, settings=SETTINGS, in_flight=2, on_progress=told.append
+    )
+    assert [report.made for report in told[:5]] == [2, 4, 6, 8, 10]
+    assert [report.tokens for report in told[:5]] == [0, 0, 0, 8, 8]
+    assert told[2].tokens_left is None
+    assert told[3].tokens_left == pytest.approx(9 * 4)
+    assert told[4].tokens_left == pytest.approx(9 * 5 - 2)  # answers seem to be longer until the next ones end
+    assert told[-1].tokens_left == 0
+    assert told[-1].made == told[-1].tokens == 11 * 4

@@ -253,6 +253,9 @@ class Wrong(Echo):
     def poll(self) -> list[Answer]:
         return self.answers
 
+    def pending(self) -> int:
+        return 0
+
 
 @pytest.mark.parametrize(
     ("respond", "message"),

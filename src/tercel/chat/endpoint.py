@@ -16,7 +16,7 @@ from anyio.from_thread import start_blocking_portal
 
 from tercel.chat.conversation import Message
 from tercel.chat.records import message_of
-from tercel.chat.responder import Answer, Question
+from tercel.chat.responder import SHOWN_EVERY, Answer, Question
 from tercel.errors import TercelError
 from tercel.http.client import Http, HttpStatusError, SilentServerError
 from tercel.http.look_up import LookUpLoop
@@ -88,6 +88,7 @@ class EndpointResponder:
     def __init__(self, http: Http, asking: Asking, patience: Patience | None = None) -> None:
         self._http, self._asking, self._patience = http, asking, patience or Patience()
         self._running: dict[Future[Answer], str] = {}
+        self._generated = 0
         self._opened = ExitStack()
 
     def __enter__(self) -> EndpointResponder:
@@ -110,14 +111,20 @@ class EndpointResponder:
     def poll(self) -> list[Answer]:
         if not self._running:
             return []
-        done = wait(self._running, return_when=FIRST_COMPLETED).done
+        done = wait(self._running, SHOWN_EVERY, return_when=FIRST_COMPLETED).done
         answered = [future for future in done if future.exception() is None]
         for future in answered:
             del self._running[future]
-        return [future.result() for future in answered or done]  # what ends the run comes after what was answered
+        answers = [future.result() for future in answered or done]  # what ends the run comes after what was answered
+        self._generated += sum(answer.length for answer in answers)
+        return answers
 
     def pending(self) -> int:
         return len(self._running)
+
+    def generated(self) -> int:
+        """What servers tell of finished answers."""
+        return self._generated
 
     def _check_model(self) -> None:
         try:

@@ -58,8 +58,9 @@ class RegenerateReport:
     """Counts in conversations: `answered + failed + skipped == read`.
 
     `done_before` of the skipped were in the file already and `elsewhere` in others; `reasons` counts the other skipped
-    and the failed ones. `turns` and `tokens` are what this run generated; `cut` turns of them reached the token limit.
-    rendered_at: what the template took for now in all answers of the file, if it writes the date.
+    and the failed ones. `turns` and `tokens` are what this run answered; `cut` turns of them reached the token limit.
+    made: tokens of answers that go on included; tokens_left: about how many are still to be made, None before the first
+    answer. rendered_at: what the template took for now in all answers of the file, if it writes the date.
     """
 
     read: int
@@ -71,6 +72,8 @@ class RegenerateReport:
     turns: int
     tokens: int
     cut: int
+    made: int = 0
+    tokens_left: float | None = None
     reasons: dict[str, int] = field(default_factory=dict)
     rendered_at: datetime | None = None
 
@@ -147,6 +150,10 @@ def _answer(job: _Job, conversations: list[Conversation], part: Path) -> None:
         raise TercelError(f"none of the {len(conversations)} conversations was answered: {reason}")
 
 
+def _questions(conversation: Conversation) -> int:
+    return sum(message.role == "user" for message in conversation.messages)
+
+
 class _Job:
     """Up to `in_flight` conversations at a time; an answer is followed by the next user turn's request."""
 
@@ -163,12 +170,13 @@ class _Job:
         self.text_of = None if tokenizer is None else partial(answer_text, tokenizer)
         self.running: dict[str, Answering] = {}
         self.read = self.answered = self.failed = self.skipped = self.done_before = self.elsewhere = 0
-        self.turns = self.tokens = self.cut = 0
+        self.turns = self.tokens = self.cut = self.to_ask = 0
         self.reasons: Counter[str] = Counter()
 
     def run(self, conversations: list[Conversation], write: Callable[[dict[str, Any]], None]) -> None:
         """Ask them in this order; `write` gets the row of each that is answered."""
         self.write = write
+        self.to_ask = sum(_questions(conversation) for conversation in conversations)
         waiting = iter(conversations)
         exhausted = False
         while not exhausted or self.running:
@@ -180,7 +188,7 @@ class _Job:
             if not self.running:
                 continue
             answers = self.respond.poll()
-            if not answers:
+            if not answers and not self.respond.pending():
                 raise TercelError(
                     f"the responder returned nothing with {len(self.running)} conversations unanswered; "
                     "the part file keeps what is done; run again to resume"
@@ -193,7 +201,7 @@ class _Job:
     def _begin(self, conversation: Conversation) -> None:
         state = Answering.of(conversation)
         if state is None:
-            self._skip(NO_QUESTION)
+            self._skip(conversation, NO_QUESTION)
             return
         self.running[conversation.id] = state
         self._ask(conversation.id)
@@ -217,7 +225,7 @@ class _Job:
                 self._close(key)  # earlier turns are answered: keep them
             else:
                 del self.running[key]
-                self._skip(TOO_LONG)
+                self._skip(state.source, TOO_LONG)
             return
         state.ask(context)
         self.respond.submit(key, Question(tuple(context), state.source.tools, tuple(prompt)))
@@ -240,22 +248,39 @@ class _Job:
             return
         state.take(said, answer.finish)
         self.turns += 1
+        self.to_ask -= 1
         self.tokens += len(answer.token_ids) or answer.length
         self.cut += answer.finish == "length"
         self._ask(answer.key)
 
     def _close(self, key: str) -> None:
-        self.write(self.running.pop(key).row())
+        state = self.running.pop(key)
+        self.write(state.row())
         self.answered += 1
+        self.to_ask -= _questions(state.source) - len(state.finish)  # those that the context had no room for
 
     def _fail(self, key: str, reason: str) -> None:
-        del self.running[key]
+        state = self.running.pop(key)
+        self.to_ask -= _questions(state.source) - len(state.finish)
         self.failed += 1
         self.reasons[reason] += 1
 
-    def _skip(self, reason: str) -> None:
+    def _skip(self, source: Conversation, reason: str) -> None:
+        self.to_ask -= _questions(source)
         self.skipped += 1
         self.reasons[reason] += 1
+
+    def _tokens_left(self) -> float | None:
+        """Those of all questions that are not answered, less what is made of them.
+
+        The mean length of answers is all that was made over how many have ended: those that have are the short ones
+        at first. None is longer than the limit.
+        """
+        if not self.turns:
+            return None
+        made = self.respond.generated()
+        mean = min(made / self.turns, self.settings.max_new_tokens)
+        return max(0.0, self.to_ask * mean - max(0, made - self.tokens))
 
     def report(self) -> RegenerateReport:
         return RegenerateReport(
@@ -268,5 +293,7 @@ class _Job:
             turns=self.turns,
             tokens=self.tokens,
             cut=self.cut,
+            made=self.respond.generated(),
+            tokens_left=self._tokens_left(),
             reasons=dict(self.reasons),
         )

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from tercel.chat.conversation import Message
 
+SHOWN_EVERY = 1.0  # seconds, so that whoever waits is told how it goes
+
 
 @dataclass(frozen=True)
 class Question:
@@ -40,7 +42,10 @@ class Responder(Protocol):
         """Take a question; its key comes back in the `Answer`."""
 
     def poll(self) -> list[Answer]:
-        """Work until at least one question is answered, and return those; [] only if none is pending."""
+        """Work until a question is answered, or for about `SHOWN_EVERY` seconds, and return what is answered."""
 
     def pending(self) -> int:
         """How many questions are submitted and not yet returned by `poll`."""
+
+    def generated(self) -> int:
+        """How many tokens were made so far, those of answers that go on included, as far as that is known."""

@@ -251,20 +251,19 @@ class AnswerProgress(Progress):
     def show(self, report: RegenerateReport) -> None:
         now = self._clock()
         done = report.answered + report.failed + report.skipped
-        rates = self._rates(report, done, max(now - self._started, 1e-9))
+        rates = self._rates(report, max(now - self._started, 1e-9))
         self.update(self._bar, total=report.read, completed=done, rates=rates)
         if not self._console.is_terminal and now - self._said >= LINE_EVERY:
             self._said = now
             self._console.print_line(f"{done:,} of {report.read:,} conversations  {rates}")
 
     @staticmethod
-    def _rates(report: RegenerateReport, done: int, seconds: float) -> str:
-        """What was done before this run cost it nothing, so the rest is not judged by it."""
-        rates = f"{report.turns / seconds:.2f} answers/s  {report.tokens / seconds:,.0f} tokens/s"
-        here = done - report.done_before - report.elsewhere
-        if not here:
+    def _rates(report: RegenerateReport, seconds: float) -> str:
+        """Tokens count as they are made: of many answers at a time the first ends late."""
+        rates = f"{report.turns / seconds:.2f} answers/s  {report.made / seconds:,.0f} tokens/s"
+        if report.tokens_left is None or not report.made:
             return rates
-        left = timedelta(seconds=round(seconds / here * (report.read - done)))
+        left = timedelta(seconds=round(seconds / report.made * report.tokens_left))
         return f"{rates}  {left} left"
 
 

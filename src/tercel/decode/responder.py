@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tercel.chat import Answer, Question
+from tercel.chat.responder import SHOWN_EVERY
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
@@ -25,6 +27,7 @@ class EngineResponder:
         self._params = params
         self._keys: dict[int, str] = {}
         self._refused: list[Answer] = []
+        self._generated = 0
 
     def submit(self, key: str, question: Question) -> None:
         seed = _seed_of(self._params.seed or 0, question.prompt_ids)
@@ -35,10 +38,12 @@ class EngineResponder:
             self._refused.append(_refused(key, error))
 
     def poll(self) -> list[Answer]:
-        """Step until a request is finished."""
+        """Step until a request is finished, or a while has gone by."""
         finished, self._refused = self._refused, []
+        until = time.monotonic() + SHOWN_EVERY
         while not finished and self._loop.pending:
             for event in self._loop.step():
+                self._generated += len(event.emission.tokens)
                 if event.result is not None:
                     key = self._keys.pop(event.index)
                     result = event.result
@@ -46,10 +51,15 @@ class EngineResponder:
                         finished.append(_refused(key, result.error))
                     else:
                         finished.append(Answer(key, result.require().tokens, result.finish_reason))
+            if time.monotonic() > until:
+                break
         return finished
 
     def pending(self) -> int:
         return self._loop.pending + len(self._refused)
+
+    def generated(self) -> int:
+        return self._generated
 
 
 def _refused(key: str, error: TercelError) -> Answer:
