@@ -26,12 +26,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import torch
-import yaml
 from ablations_page import Measured, Setting, write_page
-from data_curve import of_steps
+from recipe import of_steps, settings_of
 
 from tercel import Target
 from tercel.chat import TokenizedChat, load_chats
@@ -77,26 +76,6 @@ def read_table(file: Path) -> list[Variant]:
             raise TercelError(f"{file}, line {number}: the name {parts[0]} is taken")
         found[parts[0]] = Variant(parts[0], parts[1], settings_of(f"{{{parts[2]}}}", f"{file}, line {number}"))
     return list(found.values())
-
-
-def settings_of(text: str, where: str) -> dict[str, Any]:
-    """A YAML map of settings, by the names of `TrainConfig`. Raises `TercelError` for anything else."""
-    try:
-        told = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise TercelError(f"{where} is not YAML ({' '.join(str(error).split())})") from error
-    hints, found = get_type_hints(TrainConfig, include_extras=True), {}
-    if not isinstance(told, dict):
-        raise TercelError(f"{where} is no map of settings")
-    for key, value in told.items():
-        name = str(key).replace("-", "_")
-        if name not in hints:
-            raise TercelError(f"{where}: there is no setting {key!r} of training")
-        kind = get_args(hints[name])[0]
-        if float in (kind, *get_args(kind)):
-            value = float(value)  # YAML takes 5e-4 for a text
-        found[name] = tuple(value) if isinstance(value, list) else value
-    return found
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """τ against training data and training budget: the same recipe in many sizes, and the curves through them.
 
     python bench/data_curve.py TARGET DATA OUT [--parts 16 8 4 2 1] [--steps 400] [--budgets 50 100 200 400 800]
-        [--ttt-steps 3] [--lr 1e-3] [--features DIR] [--fit]
+        [--config FILE.yaml] [--features DIR] [--fit]
 
 Data: the first 1/k of the conversations for every part k, each `--steps` optimizer steps under a schedule of its own.
-Budget: all conversations, every number of `--budgets` steps. Every last head is measured on the same held-out
-conversations, those that `tercel train` would hold out of the whole set. Before the largest run of each curve, what the
-smaller ones predict for it is written (OUT/predicted-data.json, OUT/predicted-budget.json).
+Budget: all conversations, every number of `--budgets` steps. The recipe is that of a settings file of `tercel train`,
+or its defaults. Every last head is measured on the same held-out conversations, those that `tercel train` would hold
+out of the whole set. Before the largest run of each curve, what the smaller ones predict for it is written
+(OUT/predicted-data.json, OUT/predicted-budget.json).
 
 Runs lie in OUT and go on where they stopped; what is measured is kept in OUT/runs.json, which is also the form of
 `src/tercel/measure/scaling.json`, where `tercel train --plan` looks: copy it there. `--fit` only fits what is there.
@@ -23,6 +24,7 @@ from datetime import datetime
 from pathlib import Path
 
 import torch
+from recipe import of_steps, settings_of
 
 from tercel import Target
 from tercel.chat import TokenizedChat, load_chats
@@ -55,12 +57,6 @@ class Sizes:
         """Axis, part and steps of every run, the largest of an axis last."""
         yield from ((DATA, part, self.steps) for part in sorted(self.parts, reverse=True))
         yield from ((BUDGET, 1, steps) for steps in sorted(self.budgets))
-
-
-def of_steps(config: TrainConfig, chats: Sequence[TokenizedChat], steps: int) -> TrainConfig:
-    """With passes enough for the steps: packed batches are not quite full, and some chats are held out."""
-    tokens = steps * config.batch_tokens * config.accumulate
-    return replace(config, max_steps=steps, epochs=2 * math.ceil(tokens / max(1, sum(map(len, chats)))) + 1)
 
 
 @dataclass(frozen=True)
@@ -180,14 +176,14 @@ def main() -> None:
     parser.add_argument("--parts", type=int, nargs="+", default=[16, 8, 4, 2, 1])
     parser.add_argument("--steps", type=int, default=400, help="of every part")
     parser.add_argument("--budgets", type=int, nargs="+", default=[50, 100, 200, 400, 800], help="steps on all data")
-    parser.add_argument("--ttt-steps", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--config", type=Path, help="the recipe, a settings file of tercel train")
     parser.add_argument("--features", type=Path, help="what tercel features made of the data")
     parser.add_argument("--fit", action="store_true", help="only fit what is there")
     asked = parser.parse_args()
     if not asked.fit:
         target = Target.load(asked.target, dtype=torch.bfloat16)
-        config = TrainConfig(ttt_steps=asked.ttt_steps, lr=asked.lr, eval_every=10**6, save_every=200)
+        given = settings_of(asked.config.read_text("utf-8"), str(asked.config)) if asked.config else {}
+        config = TrainConfig(**{**given, "eval_every": 10**6, "save_every": 200})
         chats, _ = load_chats([asked.data], target.tokenizer, max_length=config.max_length)
         series = Series(target, chats, config, asked.out, asked.features)
         run_all(series, Sizes(asked.parts, asked.steps, asked.budgets))
