@@ -216,6 +216,17 @@ def run_all(
             yield write_page(pages, question, told, base, measured)
 
 
+def _command(asked: argparse.Namespace) -> str:
+    """What was asked for, with names in place of this machine's folders."""
+    told = ["python", "bench/ablations.py", asked.target, Path(asked.data).name, "OUT"]
+    for name in ("base", "features", "variants"):
+        if (file := getattr(asked, name)) not in (None, TABLE):
+            told += [f"--{name}", file.name]
+    told += ["--steps", str(asked.steps), "--seeds", *map(str, asked.seeds)]
+    told += ["--limit", str(asked.limit)] if asked.limit else []
+    return shlex.join(told + (["--only", *asked.only] if asked.only else []))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
@@ -245,7 +256,7 @@ def main() -> None:
     chats, _ = load_chats([asked.data], target.tokenizer, max_length=base.max_length, limit=asked.limit)
     trials = Trials(target, chats, base, asked.out, asked.features, asked.keep)
     told = Setting.of(
-        command="python " + shlex.join(sys.argv),
+        command=_command(asked),
         target=asked.target,
         data=Path(asked.data).name,
         base=given,

@@ -102,7 +102,8 @@ class Row:
             signs = {np.sign(run.tau - beside.tau) for run, beside in zip(runs, base, strict=True)}
             agreed = len(signs) == 1 and 0 not in signs
         right, tried = np.array([run.right for run in runs]).sum(0), np.array([run.tried for run in runs]).sum(0)
-        alpha = [ratio_of_totals(right[:, n], tried[:, n]) for n in (0, 1) if n < right.shape[1] and right[:, n].any()]
+        often = (tried > 0).mean(0) >= 0.5  # else some resample would have none of them
+        told = [n for n in (0, 1) if n < len(often) and often[n] and right[:, n].any()]
         overlap, rows = _summed(run.overlap for run in runs), _summed(run.rows for run in runs)
         return cls(
             name=name,
@@ -110,7 +111,7 @@ class Row:
             by_seed=tuple(run.tau for run in runs),
             gain=gain,
             agreed=agreed,
-            alpha=tuple(alpha),
+            alpha=tuple(ratio_of_totals(right[:, n], tried[:, n]) for n in told),
             at_one=ratio_of_totals(overlap, rows) if sum(rows) else None,
             known=acceptance_length(_total(run.known_tokens for run in runs), _total(run.known_steps for run in runs)),
             seconds=sum(run.seconds for run in runs) / len(runs),

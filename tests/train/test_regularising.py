@@ -123,7 +123,7 @@ def test_dropout_is_of_three_places_and_of_learning_alone() -> None:
         seeded = [dataclasses.replace(batch, seed=seed) for seed in (1, 2, 1)]
         losses = [float(lesson.learn(head, one, supply.to_draft).loss.detach()) for one in seeded]
         assert losses[0] == losses[2] != losses[1]
-        rehearsed = [float(lesson.rehearse(head, one, supply.to_draft).loss) for one in seeded]
+        rehearsed = [float(lesson.rehearse(head, one, supply.to_draft).loss.detach()) for one in seeded]
         assert len(set(rehearsed)) == 1
 
 
