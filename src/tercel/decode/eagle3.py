@@ -54,7 +54,7 @@ class Eagle3(HeadProposer):
         output_BPH = self.state.output[:, None]
         for depth in range(1, max(depths) + 1):
             with self.clock.phase("head"):
-                log_q_BPC, drafts_BPC = self.state.best(output_BPH, self.shape.top_k)
+                log_q_BPC, drafts_BPC = self.state.best(output_BPH, self.shape.top_k, depth)
             frontier = growth.level(self.ids[drafts_BPC], log_q_BPC, last=depth == max(depths))
             if frontier is None:
                 break

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tercel.decode.head_state import AttendedState, HeadWindow
-from tercel.draft import AttendingHead
+from tercel.draft import LayerHead
 from tercel.draft.graph import HeadGraphs
 from tercel.target_model.openvino.cache import SlotCache
 from tercel.target_model.openvino.places import positions_of
@@ -30,7 +30,7 @@ class GraphHeadState(AttendedState):
     """Drafted entries are kept beside the cache, until the first level of the next draft."""
 
     def __init__(
-        self, head: AttendingHead, target: TargetModel, graphs: HeadGraphs, window: HeadWindow | None = None
+        self, head: LayerHead, target: TargetModel, graphs: HeadGraphs, window: HeadWindow | None = None
     ) -> None:
         super().__init__(head, target, window)
         self._graphs = graphs

@@ -12,7 +12,7 @@ from tercel.decode.head_state import HeadState, HeadWindow, TorchHeadState
 from tercel.decode.proposer import Proposer, Row
 from tercel.decode.tree_policy import TreePolicy
 from tercel.decode.types import Committed
-from tercel.draft import AttendingHead, DraftModel, StepHead
+from tercel.draft import AttendingHead, DraftModel, LayerHead, StepHead
 from tercel.draft.alignment import head_position, token_in
 from tercel.draft.shape import PAPER, TreeShape
 from tercel.errors import TercelError
@@ -152,7 +152,7 @@ class HeadProposer(Proposer):
 
 def head_graphs(head: StepHead, target: TargetModel) -> HeadGraphs | None:
     """The head as graphs of the library that computes the target; None where that is torch, or cannot follow it."""
-    if target.backend != OPENVINO or head.dtype != target.dtype or not isinstance(head, AttendingHead):
+    if target.backend != OPENVINO or head.dtype != target.dtype or not isinstance(head, LayerHead):
         return None
     from tercel.draft.graph import HeadGraphs
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tercel.draft import AttendingHead, StepHead
+from tercel.draft import LayerHead, StepHead
 from tercel.draft.alignment import head_position, rope_position, token_in
 from tercel.target_model.attention import attend
 from tercel.target_model.cache import TargetCache
@@ -117,9 +117,9 @@ class HeadState(ABC):
         `[B, K, D]`: which of all nodes drafted so far each sees, this level's the last. Returns their outputs
         `[B, K, H]`."""
 
-    def best(self, output: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """What is likeliest after outputs `[.., H]`, `count` drafts or as many as there are, the likeliest first:
-        logarithms of the draft's probabilities, and places in its vocabulary, `[.., count]` each."""
+    def best(self, output: Tensor, count: int, depth: int) -> tuple[Tensor, Tensor]:
+        """What is likeliest at `depth`, after outputs `[.., H]`: `count` drafts or as many as there are, the likeliest
+        first: logarithms of the draft's probabilities, and places in its vocabulary, `[.., count]` each."""
         return likeliest(self._logits(output), count)
 
     def _known(self, positions: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class HeadState(ABC):
 class AttendedState(HeadState):
     """Of a head whose one attention is computed here, between `project` and `finish`; by what, a subclass knows."""
 
-    head: AttendingHead
+    head: LayerHead
 
     def extend(
         self, features: Sequence[Sequence[Tensor]], entries: Sequence[Sequence[int]], rows: Sequence[int] | None = None
@@ -209,7 +209,7 @@ class AttendedState(HeadState):
 class TorchHeadState(AttendedState):
     """Computed by the head's own modules."""
 
-    def __init__(self, head: AttendingHead, target: TargetModel, window: HeadWindow | None = None) -> None:
+    def __init__(self, head: LayerHead, target: TargetModel, window: HeadWindow | None = None) -> None:
         super().__init__(head, target, window)
         self.cache: TargetCache = TargetCache(0, 0)
 

@@ -79,7 +79,7 @@ class HeadContext:
     @torch.no_grad()
     def first_level(self) -> object:
         """But the output layer over what `commit` gave, and the choice of the likeliest."""
-        return self.state.best(self.state.output, CHILDREN)
+        return self.state.best(self.state.output, CHILDREN, 1)
 
     def level(self, nodes: int, depth: int) -> Piece:
         """The level below `depth`, of `nodes` nodes, each with one ancestor in every level above."""
@@ -90,7 +90,8 @@ class HeadContext:
         @torch.no_grad()
         def run() -> object:
             fed_1KH = self.head.feedback(self.state.output)[:, None].expand(-1, nodes, -1)
-            return self.state.best(self.state.draft_level(tokens_1K, fed_1KH, ancestors_1KD, depth), CHILDREN)
+            output_1KH = self.state.draft_level(tokens_1K, fed_1KH, ancestors_1KD, depth)
+            return self.state.best(output_1KH, CHILDREN, depth + 1)
 
         return run
 

@@ -4,7 +4,7 @@ from tercel.draft.checkpoint import Convention, DraftModel, HeadInfo, TargetIden
 from tercel.draft.config import HeadConfig
 from tercel.draft.eagle1 import Eagle1Config, Eagle1Head
 from tercel.draft.eagle3 import Eagle3Head
-from tercel.draft.head import AttendingHead, DraftHead, StepHead
+from tercel.draft.head import AttendingHead, DraftHead, LayerHead, StepHead
 from tercel.draft.history import MeasuredRecord, TrainingRecord
 from tercel.draft.load import load_head
 from tercel.draft.vocabulary import DraftVocabulary
@@ -20,6 +20,7 @@ __all__ = [
     "Eagle3Head",
     "HeadConfig",
     "HeadInfo",
+    "LayerHead",
     "MeasuredRecord",
     "StepHead",
     "TargetIdentity",

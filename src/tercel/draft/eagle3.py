@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tercel.draft.config import FLAGS, LAST_HIDDEN, HeadConfig, engine_default_layers
-from tercel.draft.head import AttendingHead, HeadWork
+from tercel.draft.head import AttendingHead, HeadWork, LayerHead
 from tercel.draft.layers import MLP, Projected, RMSNorm, Rotary, rotate
 from tercel.errors import TercelError
 
@@ -47,11 +47,8 @@ class MidLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
 
-class Eagle3Head(AttendingHead):
-    """The head of spec section 2."""
-
-    title = "EAGLE-3"
-    config_class = HeadConfig
+class FusingHead(LayerHead):
+    """The layer of spec section 2 and what stands around it, however its outputs are used."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
@@ -66,11 +63,16 @@ class Eagle3Head(AttendingHead):
         self.midlayer = MidLayer(c)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         if c.own_output:
-            self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, bias=False)
+            self.lm_head = nn.Linear(self.output_width, c.draft_vocab_size, bias=False)
         if c.own_embeddings:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self.rotary = Rotary.of(c)
         self.initialise()
+
+    @property
+    def output_width(self) -> int:
+        """Of what the output layer takes."""
+        return self.config.hidden_size
 
     @torch.no_grad()
     def initialise(self, std: float = 0.02) -> None:
@@ -82,11 +84,6 @@ class Eagle3Head(AttendingHead):
                 nn.init.ones_(parameter)
             else:  # biases
                 nn.init.zeros_(parameter)
-
-    def in_words(self) -> str:
-        found = [name for name in FLAGS if vars(self.config)[name]]
-        newer = "EAGLE-3.1" if self.config.fc_norm or self.config.norm_output else self.title
-        return f"{newer} ({', '.join(found)})" if found else newer
 
     def reads_in_words(self) -> str:
         c = self.config
@@ -109,16 +106,6 @@ class Eagle3Head(AttendingHead):
             fuse=c.num_features * c.target_hidden_size * c.hidden_size,
             kv=2 * key,
         )
-
-    def public_config(self, dtype: torch.dtype) -> dict[str, Any]:
-        return public_config(self.config, dtype)
-
-    def beside(self, target: TargetModel, ids: Tensor) -> Eagle3Head:
-        """With the target's output rows of its draft vocabulary as its own, if it has no output layer (the paper's
-        text, section 3.1)."""
-        if self.config.own_output:
-            return self
-        return self.rebuilt(replace(self.config, own_output=True), {"lm_head.weight": target.output_rows(ids)})
 
     def fuse(self, features: Tensor) -> Tensor:
         """`[.., n*Ht]` (residual streams, low to high) to the hidden of step 0, `[.., H]`."""
@@ -148,6 +135,28 @@ class Eagle3Head(AttendingHead):
         layer = self.midlayer
         hidden = residual + layer.self_attn.o_proj(attended)
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+
+
+class Eagle3Head(FusingHead, AttendingHead):
+    """The head of spec section 2."""
+
+    title = "EAGLE-3"
+    config_class = HeadConfig
+
+    def in_words(self) -> str:
+        found = [name for name in FLAGS if vars(self.config)[name]]
+        newer = "EAGLE-3.1" if self.config.fc_norm or self.config.norm_output else self.title
+        return f"{newer} ({', '.join(found)})" if found else newer
+
+    def public_config(self, dtype: torch.dtype) -> dict[str, Any]:
+        return public_config(self.config, dtype)
+
+    def beside(self, target: TargetModel, ids: Tensor) -> Eagle3Head:
+        """With the target's output rows of its draft vocabulary as its own, if it has no output layer (the paper's
+        text, section 3.1)."""
+        if self.config.own_output:
+            return self
+        return self.rebuilt(replace(self.config, own_output=True), {"lm_head.weight": target.output_rows(ids)})
 
     def feedback(self, output: Tensor) -> Tensor:
         """What the next step takes as its hidden: the output itself, or normed (EAGLE-3.1)."""

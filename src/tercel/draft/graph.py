@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tercel.draft.head import AttendingHead
+from tercel.draft.head import LayerHead
 from tercel.errors import TercelError
 from tercel.target_model.openvino.convert import converted
 from tercel.target_model.openvino.graph import Layout
@@ -29,7 +29,7 @@ class HeadGraphs:
     Raises `TercelError` for a head that OpenVINO cannot follow.
     """
 
-    def __init__(self, head: AttendingHead) -> None:
+    def __init__(self, head: LayerHead) -> None:
         self.dtype, config = head.dtype, head.config
         own = copy.deepcopy(head).float()
         self._hidden, self._vocabulary = config.hidden_size, config.draft_vocab_size
@@ -129,7 +129,7 @@ class _Function(nn.Module):
 class _Step(nn.Module):
     """`HeadGraphs.step`, computed in float32. gives: the type of what comes out."""
 
-    def __init__(self, head: AttendingHead, gives: torch.dtype) -> None:
+    def __init__(self, head: LayerHead, gives: torch.dtype) -> None:
         super().__init__()
         self.head, self.gives = head, gives
 

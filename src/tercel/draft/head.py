@@ -168,14 +168,12 @@ class BorrowingHead(StepHead):
         return self._output_layer.layer(output)
 
 
-class AttendingHead(StepHead):
-    """One whose step is `project` → (attention) → `finish`.
+class LayerHead(StepHead):
+    """One that computes `project` → (attention) → `finish`, a layer.
 
     The module computes; who attends to what is the caller's: training-time test and the draft tree bring their own
     attention between the two.
     """
-
-    title = "EAGLE"
 
     @abstractmethod
     def project(self, embedding: Tensor, hidden: Tensor, positions: Tensor) -> Projected:
@@ -184,3 +182,9 @@ class AttendingHead(StepHead):
     @abstractmethod
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         """residual `[.., H]` (of `project`), attended `[.., q*D]` to the step's output `[.., H]`."""
+
+
+class AttendingHead(LayerHead):
+    """One whose every step is that layer, fed with what the step before it gave."""
+
+    title = "EAGLE"

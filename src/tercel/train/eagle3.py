@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftHead, DraftVocabulary, Eagle3Head, HeadConfig
+from tercel.draft.eagle3 import FusingHead
 from tercel.errors import TercelError
 from tercel.target_model.protocol import TargetModel
 from tercel.target_model.structure import default_feature_layers
@@ -128,7 +129,7 @@ class Eagle3Lesson(Lesson):
 
 @torch.no_grad()
 def initialise_from_target(
-    head: Eagle3Head,
+    head: FusingHead,
     target: TargetModel,
     vocabulary: DraftVocabulary,
     chats: Sequence[TokenizedChat],
@@ -144,7 +145,7 @@ def initialise_from_target(
     the wanted `size` and every layer the same share in it (median over tokens: the first token's size is far off in
     many models). Dividing every single channel by its size was tried too and learned more slowly.
     """
-    head.lm_head.weight.copy_(target.output_rows(vocabulary.ids))
+    head.lm_head.weight[:, : head.config.hidden_size] = target.output_rows(vocabulary.ids)
     layers = head.config.feature_layers
     if head.config.fc_norm:  # normed before they are fused
         head.fc.weight.normal_(std=size * head.fc.in_features**-0.5)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tercel.draft.alignment import RowPlan, imitated, plan_rows, predicted, rope_position, token_in
 from tercel.draft.eagle3 import Eagle3Head
-from tercel.draft.head import AttendingHead
+from tercel.draft.head import AttendingHead, LayerHead
 from tercel.train.attention import segments, ttt_attention
 from tercel.train.config import Objective
 from tercel.train.losses import Teacher, draft_loss, feature_distance
@@ -151,18 +151,39 @@ def roll_out(
     cut: a step's output is only a number to the next one, through which no gradient flows. read: what the next step
     reads in place of the text's tokens, embeddings `[R_s, Ht]` for outputs `[R_s, H]`.
     """
+    embeddings = embedded(head, batch)
+
+    def following(step: int, rows: Tensor, kept: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = embeddings[token_in(rows, step)] if read is None else read(before)[kept]
+        return tokens, head.feedback(before.detach() if cut else before)[kept]
+
+    return roll(head, batch, plan, embeddings, head.fuse(batch.features), following)
+
+
+def embedded(head: LayerHead, batch: Batch) -> Tensor:
+    """`[N, H]`, of the batch's tokens."""
+    return head.embed_tokens(batch.tokens) if batch.embeddings is None else batch.embeddings
+
+
+# What the rows `[R_s]` of a step after the first read, embeddings and hidden `[R_s, H]` each: of step, rows, where they
+# stand among those of the step before, and what those gave.
+Read = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def roll(
+    head: LayerHead, batch: Batch, plan: RowPlan, embeddings: Tensor, fused: Tensor, read: Read
+) -> Iterator[Tensor]:
+    """The outputs `[R_s, H]` of each of `plan`'s steps, as long as there are any: step 0 reads `embeddings` and `fused`
+    features `[N, H]`, and every later row sees the keys of step 0 up to its own and its own of the steps since."""
     device, positions = batch.tokens.device, batch.positions
-    embeddings = head.embed_tokens(batch.tokens) if batch.embeddings is None else batch.embeddings
 
     # Step 0 over all tokens: the last of a sequence reads a token that is not its own, but no row sees it.
     every = torch.arange(len(batch.tokens), device=device)
-    fused = head.fuse(batch.features)
     first = head.project(embeddings[token_in(every, 0).clamp(max=len(every) - 1)], fused, positions)
     rows = plan.rows[0].to(device)
-    hidden, query, residual = fused[rows], first.query[rows], first.residual[rows]
+    query, residual = first.query[rows], first.residual[rows]
     extra_keys = first.key.new_empty(0, len(rows), *first.key.shape[1:])  # [s, R_s, kv, D]
-    extra_values = extra_keys
-    output = hidden  # of the step before, as far as there was one
+    extra_values, output = extra_keys, residual
 
     for step in range(len(plan.rows)):
         rows = plan.rows[step].to(device)
@@ -170,16 +191,13 @@ def roll_out(
             return
         if step > 0:
             keep = plan.subset[step].to(device)
-            hidden = hidden[keep]
-            token = embeddings[token_in(rows, step)] if read is None else read(output)[keep]
-            now = head.project(token, hidden, rope_position(positions[rows], step))
+            now = head.project(*read(step, rows, keep, output), rope_position(positions[rows], step))
             query, residual = now.query, now.residual
             extra_keys = torch.cat([extra_keys[:, keep], now.key[None]])
             extra_values = torch.cat([extra_values[:, keep], now.value[None]])
         pieces = segments(plan.rows[step], batch.lengths)
         attended = ttt_attention(query, first.key, first.value, extra_keys, extra_values, rows, pieces)
         output = head.finish(residual, attended)
-        hidden = head.feedback(output.detach() if cut else output)
         yield output
 
 
