@@ -70,6 +70,8 @@ COUNT = 1 << 40
 TTT_STEPS = 64
 # of one of a head's parts: Hydra++ has 4
 PART_LAYERS = 16
+# of the state that ties drafts together: as wide as a large target's hidden states
+TIE_SIZE = 1 << 14
 # tokens packed into a micro-batch, and micro-batches of an optimizer step: a step of 2**31 tokens is none
 BATCH_TOKENS, ACCUMULATE = 1 << 22, 1 << 16
 # the order of all conversations in all epochs is planned in advance: some gigabytes at this size

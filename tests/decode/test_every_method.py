@@ -20,6 +20,7 @@ from tercel.decode.proposers import (
     MEDUSA,
     MTP,
     ORACLE,
+    P_EAGLE,
     PLD,
     SPS,
     SUFFIX,
@@ -36,7 +37,7 @@ from tests.decode.drafts import tiny_target
 from tests.methods.heads import random_head_of
 from tests.methods.mtp_worlds import random_mtp
 
-METHODS = (PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE, EAGLE, EAGLE2, MEDUSA, HYDRA, MTP)
+METHODS = (PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE, EAGLE, EAGLE2, MEDUSA, HYDRA, MTP, P_EAGLE)
 CHAIN, TREE = TreeShape.chain(4), TreeShape(3, 4, 9)
 # the second has a window of 8 tokens
 WAYS = (("llama", None, 2), ("gemma3", TREE, 3), ("gpt_neox", CHAIN, 1), ("mixtral", TREE, 2))

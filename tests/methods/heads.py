@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from tercel.decode.proposers import EAGLE, EAGLE2, HASS, MTP
+from tercel.decode.proposers import EAGLE, EAGLE2, HASS, MTP, P_EAGLE
 from tercel.draft import DraftModel, DraftVocabulary, Eagle1Config, HeadConfig, HeadInfo
 from tercel.draft.binding import bind
 from tercel.draft.kinds import new_head
 from tercel.methods.hydra import HydraConfig
 from tercel.methods.last_hidden import PartsConfig
 from tercel.methods.medusa import MedusaConfig
+from tercel.methods.p_eagle.module import PEagleConfig
 from tercel.target_model.protocol import TargetModel
 from tests.methods.mtp_worlds import random_mtp
 
@@ -40,6 +41,22 @@ def random_eagle(target: TargetModel, *, pruned: bool = True, seed: int = 1, std
     return bind(_random(config, vocabulary, seed, std), target)
 
 
+def random_p_eagle(
+    target: TargetModel, *, pruned: bool = True, seed: int = 1, std: float = 0.2, **settings: Any
+) -> DraftModel:
+    """An untrained head that drafts four positions in one forward."""
+    vocabulary = _vocabulary(target, pruned)
+    sizes = PEagleConfig.for_target(
+        target.config,
+        feature_layers=(0, target.num_layers // 2, target.num_layers - 1),
+        vocab_size=target.vocab_size,
+        draft_vocab_size=len(vocabulary),
+        max_position_embeddings=target.context_length,
+    )
+    config = PEagleConfig(**{**vars(sizes), "num_parts": 4, "tie_size": 8, **settings})
+    return _random(config, vocabulary, seed, std)
+
+
 def _vocabulary(target: TargetModel, pruned: bool) -> DraftVocabulary:
     size = target.vocab_size
     return DraftVocabulary(torch.arange(0, size, 2), size) if pruned else DraftVocabulary.full(size)
@@ -57,6 +74,8 @@ def random_head_of(method: str, target: TargetModel) -> DraftModel | None:
     """A head that the method drafts with; None for methods that this file has no heads for."""
     if method in (EAGLE, EAGLE2, HASS):
         return random_eagle(target)
+    if method == P_EAGLE:
+        return random_p_eagle(target)
     if method == MTP:
         return random_mtp(target)
     kind = next((kind for kind in CONFIGS if method.startswith(kind)), None)

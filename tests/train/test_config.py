@@ -33,8 +33,8 @@ from tercel.train.config import TrainConfig
         ({"method": "medusa", "part_layers": 17}, "part_layers must be at most 16, not 17"),
         ({"part_layers": 2}, "part_layers is a setting of medusa and hydra; leave it out with the method eagle3"),
         ({"method": "eagle", "feature_loss": 1.0}, "feature_loss is a setting of eagle3; leave it out"),
-        ({"method": "mtp", "fc_norm": True}, "fc_norm is a setting of eagle3; leave it out with the method mtp"),
-        ({"method": "hydra", "feature_layers": (2,)}, "feature_layers is a setting of eagle3; leave it out"),
+        ({"method": "mtp", "fc_norm": True}, "fc_norm is a setting of eagle3 and p-eagle; leave it out"),
+        ({"method": "hydra", "feature_layers": (2,)}, "feature_layers is a setting of eagle3 and p-eagle; leave"),
         ({"method": "hass", "freeze_lm_head": True}, "freeze_lm_head is a setting of eagle3 and medusa and hydra"),
     ],
 )

@@ -25,7 +25,7 @@ VANILLA, EAGLE3, SAMPLED_CHAIN = "vanilla", "eagle3", "eagle3-sampled-chain"
 PLD, SUFFIX, LOOKAHEAD, SPS, ORACLE = "pld", "suffix", "lookahead", "sps", "oracle"
 EAGLE, EAGLE2, HASS = "eagle", "eagle2", "hass"
 MEDUSA, MEDUSA_TYPICAL, HYDRA = "medusa", "medusa-typical", "hydra"
-MTP = "mtp"
+MTP, P_EAGLE = "mtp", "p-eagle"
 
 # where each kind stands: imported when it is needed, since names are asked for before torch is there
 KINDS: dict[str, str] = {
@@ -44,6 +44,7 @@ KINDS: dict[str, str] = {
     HYDRA: "tercel.methods.hydra:KIND",
     ORACLE: "tercel.decode.oracle:KIND",
     MTP: "tercel.methods.mtp.proposer:KIND",
+    P_EAGLE: "tercel.methods.p_eagle.proposer:KIND",
 }
 OnPiece = Callable[[int, int], None]
 _PARTS = {

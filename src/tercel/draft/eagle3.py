@@ -63,16 +63,11 @@ class FusingHead(LayerHead):
         self.midlayer = MidLayer(c)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         if c.own_output:
-            self.lm_head = nn.Linear(self.output_width, c.draft_vocab_size, bias=False)
+            self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, bias=False)
         if c.own_embeddings:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self.rotary = Rotary.of(c)
         self.initialise()
-
-    @property
-    def output_width(self) -> int:
-        """Of what the output layer takes."""
-        return self.config.hidden_size
 
     @torch.no_grad()
     def initialise(self, std: float = 0.02) -> None:
@@ -136,6 +131,12 @@ class FusingHead(LayerHead):
         hidden = residual + layer.self_attn.o_proj(attended)
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
+    def logits(self, output: Tensor) -> Tensor:
+        """`[.., H]` to `[.., W]`. Raises `TercelError` for a head that has no output layer and was lent none."""
+        if not self.config.own_output:
+            raise TercelError("the head drafts with its target's output layer; load it together with the target")
+        return self.lm_head(self.norm(output))
+
 
 class Eagle3Head(FusingHead, AttendingHead):
     """The head of spec section 2."""
@@ -161,12 +162,6 @@ class Eagle3Head(FusingHead, AttendingHead):
     def feedback(self, output: Tensor) -> Tensor:
         """What the next step takes as its hidden: the output itself, or normed (EAGLE-3.1)."""
         return self.norm(output) if self.config.norm_output else output
-
-    def logits(self, output: Tensor) -> Tensor:
-        """`[.., H]` to `[.., W]`. Raises `TercelError` for a head that has no output layer and was lent none."""
-        if not self.config.own_output:
-            raise TercelError("the head drafts with its target's output layer; load it together with the target")
-        return self.lm_head(self.norm(output))
 
 
 def public_config(c: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:

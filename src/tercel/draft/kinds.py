@@ -17,6 +17,7 @@ KINDS: dict[str, str] = {
     "medusa": "tercel.methods.medusa:MedusaHead",
     "hydra": "tercel.methods.hydra:HydraHead",
     "mtp": "tercel.methods.mtp.module:MtpHead",
+    "p-eagle": "tercel.methods.p_eagle.module:PEagleHead",
 }
 
 

@@ -16,6 +16,7 @@ from tercel.decode.proposers import (
     MEDUSA,
     MEDUSA_TYPICAL,
     MTP,
+    P_EAGLE,
     PLD,
     SPS,
     SUFFIX,
@@ -41,6 +42,7 @@ EVERY = (
     HASS,
     EAGLE3,
     MTP,
+    P_EAGLE,
 )
 # methods that draft with the head of another, where a manifest names none for them
 SHARES = {EAGLE2: EAGLE, EAGLE: EAGLE2, MEDUSA_TYPICAL: MEDUSA}

@@ -21,7 +21,7 @@ TEXT, DRAFTS = "text", "drafts"  # what later steps read
 RANDOM, LAST_LAYER = "random", "target"  # what the layer begins as
 COSINE, LINEAR, HOLD = "cosine", "linear", "hold"  # how the rate falls
 HELD = 0.8  # share of the steps behind the warm-up that `hold` holds it
-EAGLE3 = "eagle3"
+EAGLE3, P_EAGLE = "eagle3", "p-eagle"
 
 # How heads can learn, by the name in `TrainConfig.method`: where each `Lesson` stands, imported when it is needed, so
 # that it may be in a later room. The one place where a further method of training is entered.
@@ -32,11 +32,14 @@ METHODS: dict[str, str] = {
     "medusa": "tercel.methods.medusa:MedusaLesson",
     "hydra": "tercel.methods.hydra:HydraLesson",
     "mtp": "tercel.methods.mtp.lesson:MtpLesson",
+    P_EAGLE: "tercel.methods.p_eagle.lesson:PEagleLesson",
 }
 PARTS = ("medusa", "hydra")  # those whose heads have a part for each step
 # settings that not every method has a use for, with those that have
 _SOME: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("feature_layers", "feature_loss", "fc_norm", "norm_output"), (EAGLE3,)),
+    **dict.fromkeys(("feature_loss", "norm_output"), (EAGLE3,)),
+    **dict.fromkeys(("feature_layers", "fc_norm"), (EAGLE3, P_EAGLE)),
+    "tie_size": (P_EAGLE,),
     **dict.fromkeys(("dropout", "feature_noise", "mlp_width", "layer_start", "step_inputs"), (EAGLE3,)),
     "freeze_lm_head": (EAGLE3, *PARTS),
     **dict.fromkeys(("part_layers", "shared_output"), PARTS),
@@ -88,6 +91,7 @@ _RANGES = (
     ("ttt_steps", 1, limits.TTT_STEPS),
     ("feature_loss", 0, limits.RATE),
     ("part_layers", 1, limits.PART_LAYERS),
+    ("tie_size", 0, limits.TIE_SIZE),
     ("draft_vocab", 0, limits.VOCABULARY),
     ("eval_every", 1, limits.COUNT),
     ("patience", 0, limits.COUNT),
@@ -97,7 +101,8 @@ _RANGES = (
 
 # What could not be set once, and what it was then: a run that leaves it so has the key that it had.
 _ADDED = {
-    **{"optimizer": "adamw", "method": EAGLE3, "feature_loss": 0.0, "part_layers": 1, "shared_output": False},
+    **{"optimizer": "adamw", "method": EAGLE3, "feature_loss": 0.0},
+    **{"part_layers": 1, "shared_output": False, "tie_size": 128},
     **{"prompt_weight": 0.0, "dropout": 0.0, "feature_noise": 0.0, "ema": 0.0, "mlp_width": 0},
     **{"layer_start": RANDOM, "step_inputs": TEXT, "schedule": COSINE, "cycles": 1},
 }
@@ -131,6 +136,7 @@ class TrainConfig:
     is held out are of answers alone all the same.
     part_layers, shared_output: of heads that have a part for each step, how deep each is, and whether all have one
     output layer.
+    tie_size: of heads that draft all positions at once, the width of the state that ties them together.
     start_from: a head (folder, or name of a target with a shipped one) whose weights and draft vocabulary this run
     begins with, under a schedule of its own.
     step_inputs: what drafts say the text need not, and the target's distribution is that of the text all the same.
@@ -199,6 +205,9 @@ class TrainConfig:
     norm_output: Annotated[bool, Setting("Feed back the normed hidden (EAGLE-3.1).")] = False
     part_layers: Annotated[int, Setting("Layers of each part (medusa, hydra; 4 in Hydra++).")] = 1
     shared_output: Annotated[bool, Setting("One output layer for all parts (medusa, hydra).")] = False
+    tie_size: Annotated[
+        int, Setting("Width of the state that ties a draft's positions together (p-eagle); 0 is none, as published.")
+    ] = 128
     start_from: Annotated[str, Setting("Begin with the weights of this head.", RUN)] = ""
     seed: Annotated[int, Setting("Of initialisation and data order.")] = 0
     eval_share: Annotated[float, Setting("Share of the conversations held out.")] = 0.02

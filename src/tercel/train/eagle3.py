@@ -145,7 +145,7 @@ def initialise_from_target(
     the wanted `size` and every layer the same share in it (median over tokens: the first token's size is far off in
     many models). Dividing every single channel by its size was tried too and learned more slowly.
     """
-    head.lm_head.weight[:, : head.config.hidden_size] = target.output_rows(vocabulary.ids)
+    head.lm_head.weight.copy_(target.output_rows(vocabulary.ids))
     layers = head.config.feature_layers
     if head.config.fc_norm:  # normed before they are fused
         head.fc.weight.normal_(std=size * head.fc.in_features**-0.5)
