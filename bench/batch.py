@@ -1,13 +1,14 @@
 """Tokens a second of all requests together, against how many are decoded at a time, beside token-by-token decoding of
 the same batch (paper, table 3).
 
-    python bench/batch.py [TARGET] [HEAD] [--data-dir DIR] [--quick] [--json FILE] [--check]
+    python bench/batch.py [TARGET] [HEAD] [--heads FILE] [--data-dir DIR] [--quick] [--json FILE] [--check]
 
 A batch is in a steady state: whoever ends is followed by the next question, whose prompt is run while the others wait,
-and the first requests are short by unlike amounts, so that rows end one after another from the beginning. Both methods
-have a loop of their own over the same questions and take turns, for a window of as many tokens each; a pair of windows
-is what intervals resample. --check compares every text with that of the question asked alone, in float32, instead of
-timing anything.
+and the first requests are short by unlike amounts, so that rows end one after another from the beginning. All methods
+have a loop of their own over the same questions and take turns, for a window of as many tokens each; such a round of
+windows is what intervals resample. Methods are vanilla and eagle3; --heads adds those of a manifest (as of `tercel
+bench`), each also compared with the one before it. --check compares every text with that of the question asked alone,
+in float32, instead of timing anything.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count, zip_longest
+from itertools import chain, count, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tercel.draft.shape import SIZED, parse_shape
 from tercel.files import write_json
 from tercel.measure.intervals import Interval, ratio_of_totals, speedup
 from tercel.measure.machine import describe, versions
+from tercel.measure.manifest import Entry, read_manifest
 from tercel.measure.tasks import first_prompts, parse_tasks
 from tercel.target_model.backend_names import AUTO, BACKENDS
 from tercel.target_model.backends import with_backend
@@ -100,17 +102,24 @@ class Throughput:
         tokens, seconds = zip(*self.windows[method], strict=True)
         return ratio_of_totals(tokens, seconds)
 
-    @property
-    def ratio(self) -> Interval:
-        columns = [column for method in (EAGLE3, VANILLA) for column in zip(*self.windows[method], strict=True)]
+    def ratio(self, method: str = EAGLE3, base: str = VANILLA) -> Interval:
+        columns = [column for name in (method, base) for column in zip(*self.windows[name], strict=True)]
         return speedup(*columns)
 
+    def ratios(self) -> dict[str, Interval]:
+        """Of every method over token-by-token decoding, and of each over the one before it."""
+        drafting = [method for method in self.windows if method != VANILLA]
+        found = {method: self.ratio(method) for method in drafting}
+        return found | {f"{after} over {before}": self.ratio(after, before) for before, after in pairwise(drafting)}
+
     def to_json(self) -> dict[str, Any]:
+        ratio = self.ratio()
         return {
-            **{method: self.tokens_per_s(method).value for method in METHODS},
-            "ratio": self.ratio.value,
-            "ci95": self.ratio.ci95,
-            **{f"{method}_ci95": self.tokens_per_s(method).ci95 for method in METHODS},
+            **{method: self.tokens_per_s(method).value for method in self.windows},
+            "ratio": ratio.value,
+            "ci95": ratio.ci95,
+            **{f"{method}_ci95": self.tokens_per_s(method).ci95 for method in self.windows},
+            "ratios": {name: {"ratio": own.value, "ci95": own.ci95} for name, own in self.ratios().items()},
         }
 
 
@@ -120,14 +129,15 @@ def measure(
     prompts: Sequence[tuple[int, ...]],
     rows: int,
     plan: Plan,
+    methods: Sequence[str] = METHODS,
 ) -> Throughput:
-    """Throughput of both methods with `rows` requests at a time."""
-    streams = {method: Stream(target, make(method), prompts, rows, plan.new) for method in METHODS}
-    windows: dict[str, list[tuple[int, float]]] = {method: [] for method in METHODS}
+    """Throughput of all methods with `rows` requests at a time."""
+    streams = {method: Stream(target, make(method), prompts, rows, plan.new) for method in methods}
+    windows: dict[str, list[tuple[int, float]]] = {method: [] for method in methods}
     for stream in streams.values():
         stream.window(plan.tokens(rows))  # not counted: whether drafting pays is found out
     for pair in range(plan.pairs):
-        for method in METHODS[:: 1 if pair % 2 else -1]:
+        for method in methods[:: 1 if pair % 2 else -1]:
             windows[method].append(streams[method].window(plan.tokens(rows)))
     return Throughput(windows)
 
@@ -138,6 +148,7 @@ def differing(
     prompts: Sequence[tuple[int, ...]],
     rows: int,
     new: int,
+    methods: Sequence[str] = METHODS,
 ) -> int:
     """How many texts of a batch are not those of the same questions asked one by one, without drafts."""
     asked = [
@@ -145,7 +156,7 @@ def differing(
         for i, prompt in enumerate(prompts[: rows + max(2, rows // 4)])
     ]
     alone = [result.tokens for result in Engine(target, make(VANILLA)).generate(asked)]
-    together = [Engine(target, make(m), slots=rows, prefill_chunk=128).generate(asked) for m in METHODS]
+    together = [Engine(target, make(m), slots=rows, prefill_chunk=128).generate(asked) for m in methods]
     return sum(result.tokens != own for results in together for result, own in zip(results, alone, strict=True))
 
 
@@ -157,12 +168,11 @@ def questions(target: Target, spec: str, folders: Sequence[Path], longest: int) 
 
 
 def table(found: dict[int, Throughput]) -> Iterator[str]:
-    yield "batch  vanilla tok/s  eagle3 tok/s  ratio"
+    yield "batch  tok/s, ratios"
     for rows, seen in found.items():
-        vanilla, drafted, ratio = seen.tokens_per_s(VANILLA), seen.tokens_per_s(EAGLE3), seen.ratio
-        yield f"{rows:>5}  {vanilla.value:>13.1f}  {drafted.value:>12.1f}  " + (
-            f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
-        )
+        rates = [f"{method} {seen.tokens_per_s(method).value:.1f}" for method in seen.windows]
+        ratios = [f"{name} {own.value:.2f} [{own.low:.2f}, {own.high:.2f}]" for name, own in seen.ratios().items()]
+        yield f"{rows:>5}  {', '.join(rates)}; {', '.join(ratios)}"
 
 
 def main() -> int:
@@ -172,16 +182,21 @@ def main() -> int:
     dtype = torch.float32 if asked.check else torch.bfloat16
     target = with_backend(Target.load(asked.target, dtype=dtype), asked.backend, say=print)
     target.expect_many()
-    head = load_draft(asked.head, target)
+    entries = {VANILLA: Entry(VANILLA), EAGLE3: Entry(EAGLE3, asked.head)}
+    entries |= read_manifest(asked.heads) if asked.heads else {}
+    heads = {name: load_draft(entry.head, target) for name, entry in entries.items() if name != VANILLA}
 
-    def make(method: str) -> Proposer:
-        return make_proposer(method, target, head=head, shape=asked.tree, slots=max(asked.batches))
+    def make(name: str) -> Proposer:
+        entry = entries[name]
+        shape = parse_shape(entry.tree) if entry.tree else asked.tree
+        return make_proposer(entry.method, target, head=heads.get(name), shape=shape, slots=max(asked.batches))
 
     folders = [asked.data_dir] if asked.data_dir else []
     spec = asked.tasks or (FIVE if folders else "demo")
     prompts = questions(target, spec, folders, asked.longest_prompt)
     report: dict[str, Any] = {
         "target": asked.target,
+        "heads": {name: entry.head for name, entry in entries.items() if name != VANILLA},
         "tree": str(asked.tree or SIZED),
         "tasks": spec,
         "backend": target.backend,
@@ -192,13 +207,13 @@ def main() -> int:
         "plan": vars(plan),
     }
     if asked.check:
-        wrong = {rows: differing(target, make, prompts, rows, plan.new) for rows in asked.batches}
+        wrong = {rows: differing(target, make, prompts, rows, plan.new, tuple(entries)) for rows in asked.batches}
         print("\n".join(f"{rows:>5} at a time: {n} texts differ" for rows, n in wrong.items()))
         report["differing"] = {str(rows): n for rows, n in wrong.items()}
     else:
         found: dict[int, Throughput] = {}
         for rows in asked.batches:
-            found[rows] = measure(target, make, prompts, rows, plan)
+            found[rows] = measure(target, make, prompts, rows, plan, tuple(entries))
             print(list(table({rows: found[rows]}))[1], flush=True)
         print("\n" + "\n".join(table(found)))
         report["batch"] = {str(rows): seen.to_json() for rows, seen in found.items()}
@@ -211,6 +226,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", nargs="?", default="smollm2-135m")
     parser.add_argument("head", nargs="?", help="by default the one that is shipped for the target")
+    parser.add_argument("--heads", type=Path, help="a manifest of further methods, as of `tercel bench`")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--data-dir", type=Path, help="of the evaluation sets; without, demo questions are asked")
     parser.add_argument("--tasks", help=f"as in `tercel bench`; {FIVE}, or demo")
