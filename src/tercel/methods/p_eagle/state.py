@@ -51,7 +51,8 @@ class AheadState(AttendedState):
         block, steps = torch.arange(width, device=device), torch.arange(1, ahead + 1, device=device)
         embedding, hidden = self.embed(tokens), self._fuse(padded)
         newest = self._positions(rows)[:, None] + last  # rows, `[B, 1]`
-        positions = torch.cat([self._written_at(rows, block), self._known(rope_position(newest, steps))], 1)
+        further_on = [self._known(rope_position(newest, step)) for step in range(1, ahead + 1)]
+        positions = torch.cat([self._written_at(rows, block), *further_on], 1)
         own = last[..., None].expand(-1, 1, hidden.shape[-1])
         further = self.head.unknown(embedding.gather(1, own), hidden.gather(1, own), slice(1, ahead + 1))
         embedding, hidden = (torch.cat(pair, 1) for pair in zip((embedding, hidden), further, strict=True))
