@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from tercel.decode import loop
 from tercel.decode.engine import Engine
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
@@ -57,3 +59,28 @@ def test_an_answer_that_ends_within_a_block_has_no_more_of_them_than_tokens():
     assert sum(event.nodes for event in events) == events[-1].result.nodes
     assert events[-1].drafted >= 1
     assert all(entry.likeliest == () for event in events for entry in event.logprobs)
+
+
+@pytest.mark.parametrize("good", [0, 1, 2])
+def test_a_stream_that_fails_over_them_has_what_its_answer_has(good: int, monkeypatch: pytest.MonkeyPatch):
+    """Whenever that is: at the prompt, or at a block of drafts."""
+    target = tiny_target("llama", num_hidden_layers=2)
+    tokens, _, _ = told(target, Vanilla())[0]
+    calls, own = [], loop.token_logprobs
+
+    def fails(*of):
+        calls.append(of)
+        if len(calls) > good:
+            raise RuntimeError("no likelihood")
+        return own(*of)
+
+    monkeypatch.setattr(loop, "token_logprobs", fails)
+    requests = [Request(PROMPTS[0], SamplingParams(max_new_tokens=12, ignore_eos=True), logprobs=2)]
+    events = list(Engine(target, Oracle({PROMPTS[0]: tuple(tokens)})).stream(requests))
+    result = events[-1].result
+    assert (result.finish_reason, str(result.error)) == ("error", "no likelihood")
+    given = tuple(token for event in events for token in event.emission.tokens)
+    assert given == result.tokens == tuple(tokens[: len(given)])
+    assert "".join(event.emission.text for event in events) == result.text
+    assert [entry.token for event in events for entry in event.logprobs] == list(given)
+    assert (len(given) > 2) == (good == 2)

@@ -27,7 +27,7 @@ from tercel import limits
 from tercel.chat.panics import guarded
 from tercel.decode.clock import PhaseClock
 from tercel.decode.judge import judge
-from tercel.decode.logprobs import prompt_logprobs, token_logprobs
+from tercel.decode.logprobs import TokenLogprob, prompt_logprobs, token_logprobs
 from tercel.decode.proposer import Proposer
 from tercel.decode.request import ActiveRequest
 from tercel.decode.sampling import choose_token
@@ -204,14 +204,13 @@ class DecodingLoop:
         """logits: `[N, V]` of the row's tree."""
         if isinstance(verdict, Exception):
             return row.fail(verdict)
-        try:
-            event = replace(row.take(verdict, nodes), trace=trace)
-            if row.logprobs is None:
-                return event
-            told = token_logprobs(logits[[0, *verdict.path]], event.emission.tokens, row.logprobs)
-            return replace(event, logprobs=told)
+        try:  # first what may fail: a block that was taken is part of the answer
+            many = row.logprobs
+            told = () if many is None else token_logprobs(logits[[0, *verdict.path]], verdict.tokens, many)
+            event = row.take(verdict, nodes)
         except Exception as error:  # of the tokenizer, over this row's text
             return row.fail(error)
+        return replace(event, trace=trace, logprobs=told[: len(event.emission.tokens)])
 
     def _admit(self) -> list[Event]:
         """Run prompts of waiting requests as far as slots and this step allow; each that ends yields a first token."""
@@ -264,22 +263,22 @@ class DecodingLoop:
             try:
                 token = choose_token(logits, request.params, request.history, request.stream)
                 trace = trace_first(request, logits, token) if request.traced else None
-                event = replace(request.start(token), trace=trace)
-                if request.logprobs is not None:
-                    event = self._told(request, event, output, logits)
+                told, before = self._told(request, token, output, logits)
+                event = replace(request.start(token), trace=trace, logprobs=told, prompt_logprobs=before)
             except Exception as error:  # as in `judge` and `_take`
                 event = request.fail(error)
             events.append(event)
         return events
 
-    def _told(self, request: ActiveRequest, event: Event, output: TargetOutput, logits: Tensor) -> Event:
-        """The first event, with how likely its token was, by `logits` `[V]`, and the prompt's if that is wanted."""
-        assert request.logprobs is not None
-        first = token_logprobs(logits[None], event.emission.tokens, request.logprobs)
-        if not request.echo:
-            return replace(event, logprobs=first)
-        prompt = prompt_logprobs(self.target, output.hidden[0], request.prompt, request.logprobs)
-        return replace(event, logprobs=first, prompt_logprobs=prompt)
+    def _told(
+        self, request: ActiveRequest, token: int, output: TargetOutput, logits: Tensor
+    ) -> tuple[tuple[TokenLogprob, ...], tuple[TokenLogprob, ...]]:
+        """How likely the first token was, by `logits` `[V]`, and each of the prompt's, as far as that is wanted."""
+        many = request.logprobs
+        if many is None:
+            return (), ()
+        first = token_logprobs(logits[None], (token,), many)
+        return first, prompt_logprobs(self.target, output.hidden[0], request.prompt, many) if request.echo else ()
 
     def _capacity(self, request: ActiveRequest) -> int:
         longest = len(request.prompt) + request.params.max_new_tokens
