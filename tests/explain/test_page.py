@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tercel.cli.explain import explained
+from tercel.decode import trace
 from tercel.decode.engine import Engine
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
@@ -174,3 +175,27 @@ def test_tokens_are_called_by_their_text_in_its_place():
     assert level.of(10_000) == "#10000"
     assert shown(" a\n\tb\x1b") == "␣a⏎⇥b␛"
     assert EVIL not in shown(EVIL)
+
+
+def test_steps_whose_record_cannot_be_made_keep_their_place(monkeypatch):
+    """With their tree and text, as far as they are known: those behind them are numbered as they are."""
+    whole, own, calls = explanation(), trace.trace_step, []
+
+    def fails(*of):
+        calls.append(of)
+        if len(calls) in (1, 3):
+            raise RuntimeError("a constraint that contradicts itself")
+        return own(*of)
+
+    monkeypatch.setattr(trace, "trace_step", fails)
+    explanation.cache_clear()
+    told_of = explanation()
+    explanation.cache_clear()
+    for made, truth in zip(told_of.steps, whole.steps, strict=True):
+        assert (made.number, made.tau, made.pieces, made.names) == (truth.number, truth.tau, truth.pieces, truth.names)
+        known = made.to_json()["choices"][-1]["probability"] is not None
+        assert known == (made.number not in (0, 2))
+        assert ("(p " in told(made, 0)) == known
+    assert {(t, a.get("id")) for t, a in Reader(page(told_of)).tags} == {
+        (t, a.get("id")) for t, a in Reader(page(whole)).tags
+    }

@@ -44,15 +44,16 @@ class Choice:
     """What the target said behind a node.
 
     token: what it took. probability: of that token there; at temperature 0 of the distribution that it is the likeliest
-    of, at temperature 1. likeliest: the most probable tokens with theirs. trials: of drafts that were drawn. uniform:
-    the number in [0, 1) that picked the token, and span: the part of [0, 1) that stands for the token, in what the
-    trials left of the distribution; None where nothing was drawn: at temperature 0, and where a trial was accepted.
-    lossy: whether the target would have drawn another token, which a rule of the method's own let pass.
+    of, at temperature 1; None where that could not be made again. likeliest: the most probable tokens with theirs.
+    trials: of drafts that were drawn. uniform: the number in [0, 1) that picked the token, and span: the part of [0, 1)
+    that stands for the token, in what the trials left of the distribution; None where nothing was drawn: at temperature
+    0, and where a trial was accepted. lossy: whether the target would have drawn another token, which a rule of the
+    method's own let pass.
     """
 
     node: int
     token: int
-    probability: float
+    probability: float | None
     likeliest: tuple[tuple[int, float], ...]
     trials: tuple[Trial, ...] = ()
     uniform: float | None = None
@@ -97,8 +98,7 @@ class Traced(Protocol):
 def trace_rows(
     rows: Sequence[Traced], proposals: Sequence[Proposal], logits: Tensor, verdicts: Sequence[Verdict | Exception]
 ) -> list[StepTrace | None]:
-    """The records of a step, logits `[B, N, V]`; None for a row that failed, that asks for none, or of which none can
-    be made."""
+    """The records of a step, logits `[B, N, V]`; None for a row that failed or that asks for none."""
     return [
         None
         if isinstance(verdict, Exception) or not row.traced
@@ -107,16 +107,19 @@ def trace_rows(
     ]
 
 
-def trace_first(request: Traced, logits: Tensor, token: int) -> StepTrace | None:
+def trace_first(request: Traced, logits: Tensor, token: int) -> StepTrace:
     """The record of the token that the target chose behind the prompt. logits: [V]."""
     return _record(request, Proposal(DraftTree.root_only(request.tokens[-1])), logits[None], Verdict((), (), token))
 
 
-def _record(row: Traced, proposal: Proposal, logits: Tensor, verdict: Verdict) -> StepTrace | None:
+def _record(row: Traced, proposal: Proposal, logits: Tensor, verdict: Verdict) -> StepTrace:
     try:
         return trace_step(proposal, logits, verdict, row.params, row.history, row.stream)
-    except Exception:  # of a constraint, whoever wrote it, that does not say the same again: the answer goes on
-        return None
+    except Exception:  # of a constraint, whoever wrote it, that does not say the same again: told without probabilities
+        nodes = tuple(map(TracedNode, proposal.tree.token_list, proposal.tree.parent_list))
+        taken = zip((0, *verdict.path), verdict.tokens, strict=True)
+        choices = tuple(Choice(node, token, None, ()) for node, token in taken)
+        return StepTrace(row.history.position, nodes, verdict.path, choices)
 
 
 def trace_step(
@@ -213,9 +216,11 @@ def _behind(tree: DraftTree, node: int, history: TokenHistory) -> Iterator[None]
     while node:
         path.append(tree.token_list[node])
         node = tree.parent_list[node]
-    for token in reversed(path):
-        history.push(token)
+    pushed = 0
     try:
+        for token in reversed(path):
+            history.push(token)
+            pushed += 1
         yield
     finally:
-        history.pop(len(path))
+        history.pop(pushed)

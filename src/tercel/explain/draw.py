@@ -134,7 +134,6 @@ _MEANING = {
 def scores(step: Step, node: int) -> list[str]:
     """A node's probabilities, as far as they are known; behind the last node, that of the target's own token."""
     nodes = step.trace.nodes
-    if node == len(nodes):
-        return [f"p {step.trace.choices[-1].probability:.2f}"]
-    told = (("q", nodes[node].draft), ("p", nodes[node].target))
+    own = (("p", step.trace.choices[-1].probability),)
+    told = own if node == len(nodes) else (("q", nodes[node].draft), ("p", nodes[node].target))
     return [f"{name} {value:.2f}" for name, value in told if value is not None]

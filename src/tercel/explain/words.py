@@ -55,7 +55,8 @@ def told(step: Step, place: int) -> str:
         came = f"instead of the drafted {_listed(below)}"
     else:
         came = "where nothing was drafted"
-    sentences = [f"Behind {behind} the target took {taken} (p {choice.probability:.3f}), {came}."]
+    likely = "" if choice.probability is None else f" (p {choice.probability:.3f})"
+    sentences = [f"Behind {behind} the target took {taken}{likely}, {came}."]
     sentences += [_trial(step, trial, again=place > 0) for place, trial in enumerate(choice.trials)]
     if choice.lossy:
         sentences.append("The target would have drawn another: the method's own rule, which is lossy, let it pass.")
