@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -153,6 +154,65 @@ def test_a_client_that_goes_frees_its_place(gate: Gate, stream: bool) -> None:
             assert client.completions.create(model="tiny", prompt=[5, 6], max_tokens=1).choices
             ended = re.search(r'finished_reason="abort".*} (\d)', http.get("/metrics").text)
         assert int(ended[1]) == (1 if stream else 2)
+
+
+def test_a_client_that_goes_before_a_streams_first_piece_frees_its_place(gate: Gate) -> None:
+    """Nobody reads the stream then, not even its beginning."""
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 200, "temperature": 0, "stream": True}
+    scope = {
+        **{"type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"", "query_string": b""},
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+    }
+
+    async def gone(app) -> None:
+        news = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+        async def receive():
+            return news.pop() if news else {"type": "http.disconnect"}
+
+        async def send(message):
+            await asyncio.sleep(0)  # as a socket may: whoever waits for the end of the request comes first
+
+        await app(scope, receive, send)
+
+    with serving(target(), gate, slots=1) as server, gate:
+        asyncio.run(gone(server.parts.config.app))
+        gate.open.set()
+        until(lambda: load(server) == (0, 0))
+        with server.http() as http:
+            assert 'finished_reason="abort"' in http.get("/metrics").text
+
+
+def test_a_thread_that_fails_is_told_to_everyone() -> None:
+    """Those who are answered, those whom no loop has taken in yet, and those who come later."""
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    entered, go_on = threading.Event(), threading.Event()
+
+    def fails(event) -> None:
+        entered.set()
+        assert go_on.wait(600)
+        raise RuntimeError("a counter that nobody foresaw")
+
+    with (
+        serving(target(), drafting(), slots=4) as server,
+        server.http() as http,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        assert http.get("/health").json() == {"status": "ok"}
+        server.parts.scheduler._observer.stepped = fails
+        first = pool.submit(http.post, "/v1/completions", json=body | {"stream": True})
+        assert entered.wait(600)
+        others = [pool.submit(http.post, "/v1/completions", json=body | {"stream": way}) for way in (True, False)]
+        until(lambda: server.parts.scheduler._todo.qsize() == 2)
+        go_on.set()
+        lines = [line for line in first.result().text.split("\n") if line]
+        assert lines[-1] == "data: [DONE]"
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "server_failed"
+        for reply in (*(other.result() for other in others), http.post("/v1/completions", json=body)):
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "server_failed")
+        health = http.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "failed"})
+        assert load(server)[1] == 0
 
 
 def test_time_ends_an_answer(gate: Gate) -> None:

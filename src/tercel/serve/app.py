@@ -19,13 +19,14 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from tercel import explain
 from tercel.pages import COLOURS_FILE
 from tercel.reading import UnreadableError, parse_json
 from tercel.serve.answers import Writer, writer_of
 from tercel.serve.asked import Job, Reader
-from tercel.serve.failures import ApiError, shutting_down
+from tercel.serve.failures import ApiError
 from tercel.serve.flight import Flight
 from tercel.serve.guards import Guards
 from tercel.serve.metrics import CONTENT_TYPE, Metrics
@@ -87,8 +88,7 @@ class Server:
     async def _answer(self, request: Request, kind: type[Any], reader: Callable[[Any], Job]) -> Response:
         asked = read(kind, await self._body(request))
         self._check_name(asked.model)
-        if self._scheduler.closed:
-            raise shutting_down()
+        self._scheduler.check_open()
         job = await to_thread.run_sync(reader, asked, limiter=self._readers)
         writer = writer_of(asked, job, asked.model or self._settings.name, self._target.tokenizer)
         flight = Flight(self._scheduler, self._metrics, job, self._settings.timeout)
@@ -96,8 +96,8 @@ class Server:
             return await self._whole(request, flight, writer)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(flight)
-            held = stack.pop_all()  # the stream gives the seats back
-        return EventSourceResponse(_stream(held, flight, writer), sep="\n", send_timeout=SLOW_SECONDS)
+            held = stack.pop_all()  # the reply gives the seats back
+        return _Stream(held, _pieces(flight, writer))
 
     async def _whole(self, request: Request, flight: Flight, writer: Writer) -> Response:
         """The body, unless the client goes away before it is there."""
@@ -156,8 +156,8 @@ class Server:
         return {**name, "max_model_len": length}
 
     async def _health(self, request: Request) -> Response:
-        fine = self._scheduler.alive and not self._scheduler.closed
-        return JSONResponse({"status": "ok" if fine else "stopping"}, 200 if fine else 503)
+        state = self._scheduler.state
+        return JSONResponse({"status": state}, 200 if state == "ok" else 503)
 
     async def _counters(self, request: Request) -> Response:
         return Response(self._metrics.page(), headers={"Content-Type": CONTENT_TYPE})
@@ -174,20 +174,31 @@ async def _collect(flight: Flight, writer: Writer) -> ApiError | None:
     return None
 
 
-async def _stream(held: AsyncExitStack, flight: Flight, writer: Writer) -> AsyncIterator[ServerSentEvent]:
+class _Stream(EventSourceResponse):
+    """A stream that leaves what it holds when it has ended, though nobody has read the first piece of it."""
+
+    def __init__(self, held: AsyncExitStack, pieces: AsyncIterator[ServerSentEvent]) -> None:
+        super().__init__(pieces, sep="\n", send_timeout=SLOW_SECONDS)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._held:
+            await super().__call__(scope, receive, send)
+
+
+async def _pieces(flight: Flight, writer: Writer) -> AsyncIterator[ServerSentEvent]:
     """The answers, piece by piece; the last event says that there are no more, whatever happened."""
-    async with held:
-        try:
-            async for number, event in flight.events():
-                for chunk in writer.take(number, event):
-                    yield _sent(chunk)
-            for chunk in writer.last():
+    try:
+        async for number, event in flight.events():
+            for chunk in writer.take(number, event):
                 yield _sent(chunk)
-        except Exception as error:
-            if not isinstance(error, ApiError):
-                logger.exception("a stream failed")
-            yield _sent(ApiError.of(error).body)
-        yield _DONE
+        for chunk in writer.last():
+            yield _sent(chunk)
+    except Exception as error:
+        if not isinstance(error, ApiError):
+            logger.exception("a stream failed")
+        yield _sent(ApiError.of(error).body)
+    yield _DONE
 
 
 def _sent(value: Any) -> ServerSentEvent:

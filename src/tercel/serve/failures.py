@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -49,6 +51,15 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, headers)
 
 
+@contextmanager
+def fault_of(param: str | None) -> Iterator[None]:
+    """What this package cannot do in the block is the fault of a field of the request."""
+    try:
+        yield
+    except TercelError as error:
+        raise ApiError(str(error), param=param) from error
+
+
 def queue_full(slots: int, queue: int) -> ApiError:
     return ApiError(
         f"the server decodes {slots} requests at a time and lets {queue} wait, and all places are taken; try again",
@@ -61,6 +72,15 @@ def queue_full(slots: int, queue: int) -> ApiError:
 
 def shutting_down() -> ApiError:
     return ApiError("the server is being stopped", 503, kind="server_error", code="shutting_down", retry_after=5)
+
+
+def broken() -> ApiError:
+    return ApiError(
+        "the server has failed and answers nothing any more; start it again (its log says why)",
+        503,
+        kind="server_error",
+        code="server_failed",
+    )
 
 
 def timed_out(seconds: float) -> ApiError:

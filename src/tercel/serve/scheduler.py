@@ -13,13 +13,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tercel.decode.loop import DecodingLoop
 from tercel.decode.proposer import Proposer
 from tercel.decode.types import Event, Request
 from tercel.decode.vanilla import Vanilla
-from tercel.serve.failures import ApiError, queue_full, shutting_down
+from tercel.serve.failures import ApiError, broken, queue_full, shutting_down
 from tercel.target_model.protocol import TargetModel
 
 logger = logging.getLogger("tercel.serve")
@@ -65,19 +65,21 @@ class Scheduler:
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
         self._taken = 0  # seats in use
-        self._closed = self._over = False
+        self._closed = self._over = self._ended = self._failed = False
         self._thread = threading.Thread(target=self._run, name="tercel-scheduler", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
+    def state(self) -> Literal["ok", "stopping", "failed"]:
+        """failed: the thread has ended although nobody asked for it."""
+        return "failed" if self._failed else "stopping" if self._closed else "ok"
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
+    def check_open(self) -> None:
+        """Raises `ApiError` if nobody is let in any more."""
+        if self._closed:
+            raise self._refusal()
 
     @property
     def load(self) -> tuple[int, int]:
@@ -94,15 +96,14 @@ class Scheduler:
         Raises `ApiError` if there is no room, or the server is being stopped.
         """
         seats = [Seat(*pair) for pair in zip(requests, deliver, strict=True)]
-        with self._lock:
-            if self._closed:
-                raise shutting_down()
+        entered: Future[list[Seat]] = Future()
+        entered.set_running_or_notify_cancel()
+        with self._lock:  # whoever is let in is so before the thread looks for the last time who is there
+            self.check_open()
             if self._taken + len(seats) > self._slots + self._waiting:
                 raise queue_full(self._slots, self._waiting)
             self._taken += len(seats)
-        entered: Future[list[Seat]] = Future()
-        entered.set_running_or_notify_cancel()
-        self._todo.put(partial(self._enter, seats, self._drafting if draft else self._plain, entered))
+            self._todo.put(partial(self._enter, seats, self._drafting if draft else self._plain, entered))
         return entered
 
     def abort(self, seats: Sequence[Seat]) -> None:
@@ -111,7 +112,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Let nobody in from now on; those who are in go on."""
-        self._closed = True
+        self._closed = True  # without the lock: a signal may have come to whoever holds it
 
     def cut(self) -> None:
         """End every answer where it is."""
@@ -132,10 +133,23 @@ class Scheduler:
                 for lane in self._lanes:
                     if lane.loop.pending:
                         self._step(lane)
-        finally:  # nothing ends it but an error of the scheduler itself
-            self._closed = True
-            for lane in self._lanes:
-                self._fail(lane, shutting_down())
+        except BaseException:  # of the scheduler itself, or of who counts
+            logger.critical("the thread that decodes has failed; nothing is answered any more", exc_info=True)
+            self._failed = True
+        finally:
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        """The end of everything that was let in, whether a loop has taken it already or not."""
+        with self._lock:
+            self._closed = self._ended = True
+        for lane in self._lanes:
+            self._fail(lane, self._refusal())
+        while not self._todo.empty():
+            self._todo.get()()
+
+    def _refusal(self) -> ApiError:
+        return broken() if self._failed else shutting_down()
 
     def _do_all(self) -> None:
         """What there is to do; waits for something if no answer is under way."""
@@ -153,15 +167,17 @@ class Scheduler:
             lane.loop = self._loop(lane.proposer)
             return
         for event in events:
+            self._observer.stepped(event)
             seat = lane.seats.get(event.index)
             if event.result is not None:
                 self._leave(lane, event.index)
-            self._observer.stepped(event)
             if seat is not None:
                 seat.deliver(event)
 
     def _enter(self, seats: list[Seat], lane: _Lane, entered: Future[list[Seat]]) -> None:
         try:
+            if self._ended:
+                raise self._refusal()
             for seat in seats:
                 seat.number = lane.loop.submit(seat.request)
                 lane.seats[seat.number] = seat
@@ -195,7 +211,10 @@ class Scheduler:
         seats, lane.seats = lane.seats, {}
         self._release(len(seats))
         for seat in seats.values():
-            seat.deliver(error)
+            try:
+                seat.deliver(error)
+            except Exception:  # the others are told all the same
+                logger.exception("the end of an answer could not be told")
 
     def _leave(self, lane: _Lane, number: int) -> None:
         if lane.seats.pop(number, None) is not None:
