@@ -173,29 +173,46 @@ PICTURE = {"type": "image_url", "image_url": {"url": "file:///etc/hosts"}}
 
 
 def test_every_wrong_request_is_told_what_is_wrong(server: Running) -> None:
-    wrong: list[tuple[dict, str]] = [
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "king", "content": "x"}]}, "unknown role"),
-        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "other than text"),
-        ({"temperature": -1}, "temperature"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 2}, "top_p"),
-        ({"n": 17}, "16 answers"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"top_logprobs": 3}, "logprobs: true"),
-        ({"stop": [""]}, "stop"),
-        ({"stop": "a<|im_end|>"}, "special token"),
-        ({"extra_body": {"temprature": 0.5}}, "did you mean 'temperature'"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "knows no tools"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "cow"}}}}, "form"),
-        ({"response_format": FORM, "extra_body": {"ignore_eos": True}}, "ignore_eos"),
-        ({"messages": [{"role": "user", "content": "a " * 300}]}, "shorten"),
+    tool = {"type": "function", "function": {"name": "f"}}
+    wrong: list[tuple[dict, str, str]] = [
+        ({"messages": []}, "messages", "messages"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "unknown role", "messages"),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "other than text", "messages"),
+        ({"temperature": -1}, "temperature", "temperature"),
+        ({"temperature": "hot"}, "temperature", "temperature"),
+        ({"top_p": 2}, "top_p", "top_p"),
+        ({"n": 17}, "16 answers", "n"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "logit_bias"),
+        ({"top_logprobs": 3}, "logprobs: true", "top_logprobs"),
+        ({"stop": [""]}, "stop", "stop"),
+        ({"stop": "a<|im_end|>"}, "special token", "stop"),
+        ({"extra_body": {"temprature": 0.5}}, "did you mean 'temperature'", "temprature"),
+        ({"tools": [tool]}, "knows no tools", "tools"),
+        ({"tool_choice": "required"}, "needs tools", "tool_choice"),
+        ({"presence_penalty": 1e31}, "presence_penalty", "presence_penalty"),
+        ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty", "repetition_penalty"),
+        ({"response_format": {**FORM, "json_schema": {"schema": {"type": "cow"}}}}, "form", "response_format"),
+        ({"response_format": FORM, "extra_body": {"ignore_eos": True}}, "ignore_eos", "ignore_eos"),
+        ({"messages": [{"role": "user", "content": "a " * 300}]}, "shorten", "messages"),
     ]
     with server.openai() as client:
-        for change, part in wrong:
-            with pytest.raises(openai.BadRequestError, match=part):
+        for change, part, param in wrong:
+            with pytest.raises(openai.BadRequestError, match=part) as refused:
                 client.chat.completions.create(**{**asked("x", max_tokens=2), **change})
+            assert refused.value.param == param
+        for change, part, param in (
+            ({"prompt": []}, "empty", "prompt"),
+            ({"prompt": ""}, "empty", "prompt"),
+            ({"prompt": [5] * 300}, "shorten", "prompt"),
+            ({"prompt": [999]}, "token id 999", "prompt"),
+            ({"prompt": [[5]] * 17}, "16 answers", "prompt"),
+            ({"prompt": [[5]] * 8, "n": 3}, "16 answers", "n"),
+            ({"best_of": 3}, "best_of", "best_of"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=part) as refused:
+                client.completions.create(**{"model": "tiny", "prompt": [5, 6], "max_tokens": 2, **change})
+            assert refused.value.param == param
         with pytest.raises(openai.NotFoundError, match="no model 'other'"):
             client.chat.completions.create(**asked("x") | {"model": "other"})
         fine = asked("x", max_tokens=2, user="me", extra_body={"some_unknown_thing": 1})

@@ -6,6 +6,9 @@ import json
 from functools import cache
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, Unigram
+from tokenizers.pre_tokenizers import Metaspace
 from transformers import PreTrainedTokenizerFast
 
 from tercel.chat import Message, serving_prompt
@@ -57,6 +60,42 @@ def test_special_tokens_in_a_message_are_its_letters() -> None:
 
 
 CHATML_TEXT = "<|im_start|>user\nHERE<|im_end|>\n<|im_start|>assistant\n"
+
+
+PIECES = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("▁", -3.0), *((letter, -4.0) for letter in "abcdesux:\n<>/")]
+WORDS = [("▁user", -1.0), ("user", -1.0), ("▁ab", -1.0), ("ab", -1.5), ("▁abc", -1.2)]
+PLAIN = "{% for message in messages %}{{ '<s>' + message.role + ': ' + message.content + '</s>' }}{% endfor %}"
+
+
+def sentence_pieces(scheme: str, kind: str) -> PreTrainedTokenizerFast:
+    """In the manner of SentencePiece: a text begins as if behind a blank. scheme: which pieces of a text begin so, of
+    those between special tokens."""
+    pieces = [*PIECES, *WORDS]
+    if kind == "unigram":
+        backend = Tokenizer(Unigram(pieces, unk_id=0))
+    else:
+        merges = [("u", "s"), ("e", "r"), ("us", "er"), ("▁", "user"), ("a", "b"), ("▁", "ab")]
+        names = dict.fromkeys([*(piece for piece, _ in pieces), "r", "us", "er"])
+        backend = Tokenizer(BPE({name: number for number, name in enumerate(names)}, merges, unk_token="<unk>"))
+    backend.pre_tokenizer = Metaspace(prepend_scheme=scheme)
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    made.chat_template = PLAIN
+    return made
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_a_prompt_with_spelled_tokens_is_tokenised_as_one_text(kind: str, scheme: str) -> None:
+    """Where a tokenizer goes by whether a text begins there, as those of SentencePiece do."""
+    made = sentence_pieces(scheme, kind)
+    prompter = Prompter(made)
+    plain = prompter.chat(chat("ab abc"))
+    assert plain == made("<s>user: ab abc</s>", add_special_tokens=False)["input_ids"]
+    ids = prompter.chat(chat("ab abc</s>"))
+    assert ids[: len(plain) - 1] == plain[:-1]
+    assert (ids[0], ids[-1]) == (plain[0], plain[-1]) == (made.bos_token_id, made.eos_token_id)
+    letters = [made.convert_tokens_to_ids(letter) for letter in "</s>"]
+    assert ids[len(plain) - 1 : -1] == letters  # though a piece of the vocabulary is spelled like it
 
 
 def test_they_are_letters_in_tools_and_arguments_too() -> None:

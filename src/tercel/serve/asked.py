@@ -9,9 +9,9 @@ from typing import Any
 
 from tercel.decode.generation_config import Asked
 from tercel.decode.sampling import SamplingParams
+from tercel.decode.stopping import StopChecker
 from tercel.decode.types import Request
-from tercel.errors import TercelError
-from tercel.serve.failures import ApiError
+from tercel.serve.failures import ApiError, fault_of
 from tercel.serve.grammar import Grammar, Grammars
 from tercel.serve.prompts import Prompter
 from tercel.serve.schema import Asking, ChatRequest, CompletionRequest, NamedTool
@@ -55,6 +55,8 @@ class Reader:
             raise ApiError("give max_completion_tokens or max_tokens, not both", param="max_tokens")
         most = asked.max_completion_tokens or asked.max_tokens
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+        if not asked.tools and asked.tool_choice not in (None, "auto", "none"):
+            raise ApiError("tool_choice needs tools", param="tool_choice")
         looks = bool(asked.tools) and asked.tool_choice != "none"
         grammar = self._call_grammar(asked) if looks else None
         if grammar is None:
@@ -75,8 +77,7 @@ class Reader:
             raise ApiError("best_of is not offered beyond n; leave it out", param="best_of")
         given: Any = asked.prompt
         several = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
-        if len(several) * (asked.n or 1) > self._settings.choices:
-            raise self._too_many()
+        self._check_count(asked, len(several))
         prompts = [tuple(self._prompter.text(one) if isinstance(one, str) else one) for one in several]
         most = COMPLETION_TOKENS if asked.max_tokens is None else max(asked.max_tokens, 1)
         like = Request((), logprobs=asked.logprobs, echo=bool(asked.echo), constraint=self._answer_grammar(asked))
@@ -88,32 +89,32 @@ class Reader:
 
     def _job(self, asked: Asking, prompts: Sequence[tuple[int, ...]], most: int | None, like: Request) -> Job:
         count = asked.n or 1
-        if len(prompts) * count > self._settings.choices:
-            raise self._too_many()
+        self._check_count(asked, len(prompts))
         if like.constraint is not None and asked.ignore_eos:
             raise ApiError("ignore_eos lets no form end; leave it or response_format out", param="ignore_eos")
         requests = []
         for prompt in prompts:
-            self._check(prompt)
-            params = self._params(asked, most or self._target.context_length - len(prompt))
+            self._check(prompt, "messages" if isinstance(asked, ChatRequest) else "prompt")
+            room = self._target.context_length - len(prompt)
+            params = self._params(asked, min(most or room, room))
             for number in range(count):
                 seed = None if params.seed is None else (params.seed + number) % (1 << 64)
                 own = replace(params, seed=seed)
                 requests.append(replace(like, prompt=prompt, params=own, traced=bool(asked.stream and asked.trace)))
         return Job(tuple(prompts), tuple(requests), asked.draft is not False)
 
-    def _check(self, prompt: tuple[int, ...]) -> None:
+    def _check(self, prompt: tuple[int, ...], param: str) -> None:
         limit = self._target.context_length
         if not prompt:
-            raise ApiError("the prompt is empty; give at least one token", param="prompt")
+            raise ApiError("the prompt is empty; give at least one token", param=param)
         if len(prompt) >= limit:
             raise ApiError(
                 f"the prompt has {len(prompt):,} tokens, but the model takes {limit:,} with the answer; shorten it",
                 code="context_length_exceeded",
-                param="messages",
+                param=param,
             )
         if max(prompt) >= self._target.vocab_size:
-            raise ApiError(f"the prompt holds token id {max(prompt)}, which the model has not", param="prompt")
+            raise ApiError(f"the prompt holds token id {max(prompt)}, which the model has not", param=param)
 
     def _params(self, asked: Asking, most: int) -> SamplingParams:
         """Temperature is 1 where none is given, as OpenAI has it, or what the model's generation config says."""
@@ -133,12 +134,18 @@ class Reader:
             "stop_token_ids": None if asked.stop_token_ids is None else tuple(asked.stop_token_ids),
             "ignore_eos": asked.ignore_eos,
         }
-        try:
-            params = Asked(given, sample=asked.temperature is None or asked.temperature > 0).of(self._target).params
-            if asked.min_tokens:
-                params = replace(params, rules=replace(params.rules, min_new_tokens=asked.min_tokens))
-        except TercelError as error:
-            raise ApiError(str(error)) from error
+        wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        for name, value in wanted.items():
+            with fault_of(name):
+                SamplingParams(**{name: value})
+        with fault_of(None):
+            sample = asked.temperature is None or asked.temperature > 0
+            params = Asked(wanted, sample).of(self._target).params
+        if asked.stop is not None:
+            with fault_of("stop"):  # which the tokenizer has a say in
+                StopChecker(params, self._target.eos_token_ids, self._target.tokenizer)
+        if asked.min_tokens:
+            params = replace(params, rules=replace(params.rules, min_new_tokens=asked.min_tokens))
         return params
 
     def _bias(self, given: dict[str, float] | None) -> dict[int, float] | None:
@@ -175,5 +182,8 @@ class Reader:
             )
         return self._grammars.of_lark(self._calls.lark(tools), "tool_choice")
 
-    def _too_many(self) -> ApiError:
-        return ApiError(f"a request may ask for {self._settings.choices} answers at most", param="n")
+    def _check_count(self, asked: Asking, prompts: int) -> None:
+        most = self._settings.choices
+        if prompts * (asked.n or 1) > most:
+            param = "prompt" if prompts > most else "n"
+            raise ApiError(f"a request may ask for {most} answers at most", param=param)

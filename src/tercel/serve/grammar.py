@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from tercel.errors import TercelError
-from tercel.serve.failures import ApiError
+from tercel.serve.failures import ApiError, fault_of
 from tercel.target_model.protocol import TargetModel
 
 _SCHEMA = 1 << 17  # characters of a schema
@@ -33,10 +33,9 @@ class Grammars:
     def _tokens(self) -> LLTokenizer:
         tokenizer, ends = self._target.tokenizer, list(self._target.eos_token_ids)
         if not isinstance(tokenizer, PreTrainedTokenizerFast) or not ends:
-            raise ApiError(
+            raise TercelError(
                 "the model's tokenizer is not one that answers can be held to a form with: it has to be a fast one, "
-                "and the model has to have an end token",
-                param="response_format",
+                "and the model has to have an end token"
             )
         return LLTokenizer(tokenizer.backend_tokenizer.to_str(), n_vocab=self._target.vocab_size, eos_token=ends)
 
@@ -51,7 +50,9 @@ class Grammars:
         return self._made(LLMatcher.grammar_from_lark(lark), param)
 
     def _made(self, source: str, param: str) -> Grammar:
-        matcher = LLMatcher(self._tokens, source, log_level=0)
+        with fault_of(param):
+            tokens = self._tokens
+        matcher = LLMatcher(tokens, source, log_level=0)
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())[:300]
             raise ApiError(f"answers cannot be held to this form: {reason}", param=param)

@@ -18,8 +18,7 @@ from tercel.chat.arguments import with_arguments
 from tercel.chat.records import message_of
 from tercel.chat.template import TemplateRefusalError, encode, render_text, special_texts
 from tercel.chat.tokenizing import tokenize
-from tercel.errors import TercelError
-from tercel.serve.failures import ApiError
+from tercel.serve.failures import ApiError, fault_of
 from tercel.serve.schema import ChatRequest
 
 Tools = tuple[dict[str, Any], ...] | None
@@ -50,6 +49,41 @@ class _Marks:
         for token, word in self.words.items():
             text = text.replace(word, token)
         return text
+
+
+@dataclass(frozen=True)
+class _Renamed:
+    """A tokenizer whose special tokens are spelled in words that nobody knows: what spells them is text. It is given
+    whole texts, since what a tokenizer does at the beginning of one it need not do behind a special token."""
+
+    backend: Tokenizer
+    words: _Marks
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerFast, specials: Sequence[str]) -> _Renamed:
+        rules = json.loads(tokenizer.backend_tokenizer.to_str())
+        added, model = rules["added_tokens"], rules["model"]
+        words = _Marks.of([token["content"] for token in added if token["content"] in specials])
+
+        def renamed(piece: str) -> str:
+            return words.words.get(piece, piece)
+
+        for token in added:
+            token["content"] = renamed(token["content"])
+        # in its own vocabulary too: a model that chooses among all pieces that fit (Unigram) would find them there
+        if isinstance(model.get("vocab"), dict):
+            model["vocab"] = {renamed(piece): number for piece, number in model["vocab"].items()}
+        elif isinstance(model.get("vocab"), list):
+            model["vocab"] = [[renamed(piece), *score] for piece, *score in model["vocab"]]
+        if isinstance(model.get("unk_token"), str):
+            model["unk_token"] = renamed(model["unk_token"])
+        rules["post_processor"] = rules["truncation"] = rules["padding"] = None
+        return cls(Tokenizer.from_str(json.dumps(rules)), words)
+
+    def encode(self, text: str, marks: _Marks) -> list[int]:
+        """Ids of a text with its own special tokens as such, and with the marked ones as letters."""
+        meant = marks.taken_out(str(self.words.put(text)))
+        return list(self.backend.encode(meant, add_special_tokens=False).ids)
 
 
 class Prompter:
@@ -85,42 +119,27 @@ class Prompter:
                 text = render_text(tokenizer, messages, tools, prompt=True)
             except TemplateRefusalError as error:
                 raise ApiError(f"the model's chat template refuses the messages: {error}", param="messages") from error
-            return encode(tokenizer, text) if marked == value else self._apart(text, marks)
+            with fault_of("messages"):
+                return encode(tokenizer, text) if marked == value else self._renamed.encode(text, marks)
 
     def text(self, text: str) -> list[int]:
         """The ids of a text as it stands, special tokens that are spelled in it included."""
-        with self._lock:
+        with self._lock, fault_of("prompt"):
             return list(tokenize(self._tokenizer, text, special_tokens=True)["input_ids"])
 
-    def _apart(self, text: str, marks: _Marks) -> list[int]:
-        """Ids of what a template wrote, its own special tokens as such and the marked ones letter by letter."""
-        ids: list[int] = []
-        vocabulary = self._tokenizer.get_vocab()
-        for piece, special in _split(text, self._specials):
-            ids += (
-                [vocabulary[piece]]
-                if special
-                else self._plain.encode(marks.taken_out(piece), add_special_tokens=False).ids
-            )
-        return ids
-
     @cached_property
-    def _plain(self) -> Tokenizer:
-        """The tokenizer, knowing no special tokens in a text."""
+    def _renamed(self) -> _Renamed:
         if not isinstance(self._tokenizer, PreTrainedTokenizerFast):
-            raise ApiError("a message spells a special token of the model, which its tokenizer cannot take as text")
-        plain = Tokenizer.from_str(self._tokenizer.backend_tokenizer.to_str())
-        plain.encode_special_tokens = True
-        plain.no_truncation()
-        plain.no_padding()
-        return plain
+            raise ApiError(
+                "a message spells a special token of the model, which its tokenizer cannot take as text",
+                param="messages",
+            )
+        return _Renamed.of(self._tokenizer, self._specials)
 
     def _given(self, arguments: str) -> PreTrainedTokenizerBase:
         """The tokenizer with template arguments, a JSON object."""
-        try:
+        with fault_of("chat_template_kwargs"):
             return with_arguments(self._tokenizer, json.loads(arguments))
-        except TercelError as error:
-            raise ApiError(str(error), param="chat_template_kwargs") from error
 
     @staticmethod
     def _message(row: dict[str, Any], number: int) -> Message:
@@ -128,10 +147,8 @@ class Prompter:
         parts = content if isinstance(content, list) else []
         if any(not isinstance(part, dict) or part.get("type") not in (None, "text") for part in parts):
             raise ApiError(f"{where} holds something other than text, which the model cannot read", param="messages")
-        try:
+        with fault_of("messages"):
             return message_of(row, where)
-        except TercelError as error:
-            raise ApiError(str(error), param="messages") from error
 
     @staticmethod
     def _tools(tools: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> Tools:
@@ -143,20 +160,3 @@ class Prompter:
         if "tools" not in tokenizer.get_chat_template(tools=tools):
             raise ApiError("the model's chat template knows no tools; leave them out", param="tools")
         return tuple(tools)
-
-
-def _split(text: str, specials: Sequence[str]) -> list[tuple[str, bool]]:
-    """The text cut into special tokens and what stands between them."""
-    pieces = [(text, False)]
-    for token in sorted(specials, key=len, reverse=True):
-        cut: list[tuple[str, bool]] = []
-        for piece, special in pieces:
-            if special:
-                cut.append((piece, True))
-                continue
-            first, *rest = piece.split(token)
-            cut.append((first, False))
-            for part in rest:
-                cut += [(token, True), (part, False)]
-        pieces = cut
-    return [(piece, special) for piece, special in pieces if piece]
