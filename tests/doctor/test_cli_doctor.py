@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tercel.measure.chains import read_as
 from tests.cli.running import everything, refused, run
@@ -125,6 +127,78 @@ def test_launch_lines(world: World, folder: Path, tmp_path: Path) -> None:
     assert words[words.index("--speculative-eagle-topk") + 1] == "4"
     assert words[words.index("--speculative-num-draft-tokens") + 1] == "12"
     assert json.loads((tmp_path / "line.json").read_text("utf-8"))["command"] == ended.out.rstrip("\n")
+
+
+def test_lines_for_several_machines(world: World, folder: Path) -> None:
+    asked = ["serve-command", str(folder), "--target", str(world.folder)]
+    spread = ["--tensor-parallel", "4", "--pipeline-parallel", "2", "--data-parallel", "2"]
+    on_two = ["--machines", "2", "--address", "10.0.0.1"]
+    ended = run(*asked, "--engine", "vllm", *spread, *on_two)
+    assert ended.code == 0
+    comment, first, other, second = ended.out.splitlines()
+    assert "10.0.0.1" in comment
+    assert other == "# machine 1"
+    for node, line in enumerate((first, second)):
+        words = shlex.split(line)
+        for name, value in {
+            **{"--tensor-parallel-size": "4", "--pipeline-parallel-size": "2", "--data-parallel-size": "2"},
+            **{"--nnodes": "2", "--node-rank": str(node), "--master-addr": "10.0.0.1"},
+        }.items():
+            assert words[words.index(name) + 1] == value
+        assert ("--headless" in words) == bool(node)
+        assert ("--host" in words) == (not node)
+    ended = run(*asked, "--engine", "sglang", "--tensor-parallel", "16", *on_two)
+    words = [word for word in shlex.split(ended.out.split("# machine 1\n")[1]) if word.strip()]
+    sizes = {"--tp-size": "16", "--nnodes": "2", "--node-rank": "1", "--dist-init-addr": "10.0.0.1:"}
+    for name, value in sizes.items():
+        assert words[words.index(name) + 1].startswith(value)
+    for engine, wrong, part in (
+        ("vllm", ["--tensor-parallel", "3", *on_two], "not as many"),
+        ("vllm", ["--tensor-parallel", "2", "--machines", "2"], "--address"),
+        ("vllm", ["--tensor-parallel", "2", "--machines", "2", "--address", "a b;c"], "--address"),
+        ("vllm", ["--container", "--compose"], "one of them"),
+        ("vllm", ["--compose", "--tensor-parallel", "2", *on_two], "one machine"),
+        ("sglang", ["--pipeline-parallel", "2"], "pipeline"),
+        ("sglang", ["--data-parallel", "2", *on_two], "router"),
+        ("trtllm", ["--tensor-parallel", "2"], "TensorRT-LLM"),
+        ("trtllm", ["--container"], "no container"),
+    ):
+        refused(run(*asked, "--engine", engine, *wrong), part)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_containers_have_the_head_mounted(world: World, folder: Path, tmp_path: Path, engine: str) -> None:
+    """A line for Docker, and a compose file, of the keys that Compose's schema has."""
+    spaced = tmp_path / "a $head"
+    shutil.copytree(folder, spaced)
+    asked = ["serve-command", str(spaced), "--target", str(world.folder), "--engine", engine, "--tensor-parallel", "2"]
+    plain = [word for word in shlex.split(run(*asked).out) if word.strip()]
+    words = shlex.split(run(*asked, "--container").out)
+    assert words[:2] == ["docker", "run"]
+    mounts = [words[place + 1] for place, word in enumerate(words) if word == "--mount"]
+    assert mounts == [f"type=bind,source={path},target={path},readonly" for path in (spaced, world.folder)]
+    image = next(place for place, word in enumerate(words) if word.startswith(("vllm/", "lmsysorg/")))
+    assert ":v0." in words[image]
+    inside = words[image + 1 :]
+    assert inside[-2:] == ["--host", "0.0.0.0"]
+    assert inside[1:-2] == plain[3 if engine == "vllm" else 1 :]
+    whole = yaml.safe_load(run(*asked, "--compose").out)
+    assert whole.keys() == {"services"}
+    service = whole["services"][engine]
+    assert service["command"] == [word.replace("$", "$$") for word in inside]
+    assert service["image"] == words[image]
+    assert service["volumes"][0] == {
+        **{"type": "bind", "read_only": True},
+        **dict.fromkeys(("source", "target"), str(spaced).replace("$", "$$")),
+    }
+    (gpus,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert gpus == {"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}
+    ast.parse(service["healthcheck"]["test"][-1])
+    known = {"image", "command", "ports", "ipc", "volumes", "deploy", "healthcheck", "restart", "environment"}
+    assert service.keys() <= known
+    hub = yaml.safe_load(run(*asked[:3], "owner/name", *asked[4:], "--compose").out)
+    assert [volume["type"] for volume in hub["services"][engine]["volumes"]] == ["bind", "volume"]
+    assert hub["volumes"].keys() == {hub["services"][engine]["volumes"][1]["source"]}
 
 
 def test_a_folder_that_the_engine_would_misread(world: World, folder: Path) -> None:

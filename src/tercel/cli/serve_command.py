@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,11 +15,15 @@ from tercel.cli.paths import tercel_command, user_name
 from tercel.errors import TercelError
 from tercel.files import write_json
 from tercel.heads import resolve_head
+from tercel.interop.deployment import Deployment
 from tercel.interop.engines import ENGINES, as_given
+from tercel.interop.engines.base import Layout
 
 STARTED = {name: engine for name, engine in ENGINES.items() if engine.serve_command}
 _TREES = [engine for engine in STARTED.values() if engine.drafts_trees]
 _TREES_OF = ", ".join(engine.title for engine in _TREES)
+_GPUS = 4096
+_SPREAD: dict[str, Any] = {"rich_help_panel": "Beyond one GPU"}
 if TYPE_CHECKING:  # which sees no members that come from a list
     StartedEngine = StrEnum
 else:
@@ -55,9 +60,32 @@ def command(
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Data type the engine computes in.")] = Dtype.bfloat16,
     layer_ids: LayerIdsOption = LayerIds.auto,
+    tensor: Annotated[
+        int, typer.Option("--tensor-parallel", min=1, max=_GPUS, help="GPUs that share every layer.", **_SPREAD)
+    ] = 1,
+    pipeline: Annotated[
+        int, typer.Option("--pipeline-parallel", min=1, max=_GPUS, help="Stages that share the layers.", **_SPREAD)
+    ] = 1,
+    data: Annotated[
+        int, typer.Option("--data-parallel", min=1, max=_GPUS, help="Copies of the target.", **_SPREAD)
+    ] = 1,
+    machines: Annotated[
+        int, typer.Option(min=1, max=_GPUS, help="With as many GPUs each, and a line for each.", **_SPREAD)
+    ] = 1,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Where machines reach the first one.", show_default=False, **_SPREAD),
+    ] = None,
+    container: Annotated[
+        bool, typer.Option("--container", help="Print lines for Docker, with HEAD mounted.", **_SPREAD)
+    ] = False,
+    compose: Annotated[
+        bool, typer.Option("--compose", help="Print a compose.yaml, with HEAD mounted.", **_SPREAD)
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Print the line that starts an engine with HEAD and its speculation settings.
+    """Print the line that starts an engine with HEAD and its speculation settings, on one GPU, several or several
+    machines.
 
     A warning on standard error says if the engine would read this folder otherwise than it is meant, and which
     `tercel export` to run first.
@@ -65,6 +93,9 @@ def command(
     if not ENGINES[engine.value].drafts_trees and (top_k > 1 or nodes is not None):
         other = " or ".join(tree.name for tree in _TREES)
         raise TercelError(f"{engine.value} drafts only chains; leave out --top-k and --nodes, or take --engine {other}")
+    layout = Layout(tensor, pipeline, data, machines, address)
+    if container and compose:
+        raise TercelError("both --container and --compose are given; give one of them")
     path = resolve_head(head, head).absolute()  # a wrong name is told before torch is imported
     from tercel.draft.binding import fitted
     from tercel.draft.shape import TreeShape
@@ -76,18 +107,36 @@ def command(
     model, warnings = fitted(model, served)
     loaded_as = as_given(engine.value, model.format)
     shape = TreeShape(top_k, depth, nodes or 1 + depth * top_k)
-    line = loaded_as.launch(str(path), served.address, shape, dtype.value)
+    folder = Path(served.address)
+    own = folder.is_dir()
+    address_there = str(folder.absolute()) if own and (container or compose) else served.address
+    line = loaded_as.launch(str(path), address_there, shape, dtype.value)
+    folders = (path, *((folder.absolute(),) if own else ()))
+    deployment = Deployment(loaded_as, line, folders, not own, layout)
+    lines = deployment.container_lines() if container else deployment.lines()
+    text = deployment.compose() if compose else _numbered(lines, layout)
     doubt = misread_by(loaded_as, model, path, served.model_type)
     if doubt is not None:
         warnings += (_misread(doubt, head, engine.value),)
     warning = f"warning: {'; '.join(warnings)}" if warnings else None
     if json_file is not None:
         write_json(
-            json_file, {"engine": engine.value, "target": served.address, "command": line, "warning": warning}
+            json_file,
+            {"engine": engine.value, "target": served.address, "command": lines[0], "warning": warning}
+            | ({"commands": lines} if len(lines) > 1 else {})
+            | ({"compose": text} if compose else {}),
         )
-    result_console(json_file).print_text([(f"{line}\n", "")])
+    result_console(json_file).print_text([(text, "")])
     if warning is not None:
         say(warning)
+
+
+def _numbered(lines: list[str], layout: Layout) -> str:
+    """Lines to be copied, each with its machine where there are several."""
+    if len(lines) == 1:
+        return f"{lines[0]}\n"
+    first = f", which the others reach at {layout.address}"
+    return "".join(f"# machine {node}{'' if node else first}\n{line}\n" for node, line in enumerate(lines))
 
 
 def _misread(doubt: str, head: str, engine: str) -> str:

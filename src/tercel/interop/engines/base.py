@@ -5,11 +5,13 @@ Nothing here needs torch before a head is written or read back, so that the comm
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tercel.errors import TercelError
 from tercel.file_set import CONFIG
 from tercel.files import as_json, put_text
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from tercel.draft import DraftModel, DraftVocabulary, HeadConfig
     from tercel.draft.shape import TreeShape
     from tercel.interop.loaders import EngineView
+
+_HOST = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,34 @@ class ExportJob:
     architectures: tuple[str, ...]
     shape: TreeShape
     embeddings_learn: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a target is spread over GPUs: every layer over `tensor` of them, the layers over `pipeline` times as many,
+    and all that `data` times; on `nodes` machines, the first of which the others reach at `address`.
+
+    Raises `TercelError` if the GPUs are not as many on every machine, or if machines have no way to each other.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    nodes: int = 1
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpus % self.nodes:
+            raise TercelError(
+                f"{self.tensor} x {self.pipeline} x {self.data} GPUs are not as many on each of {self.nodes} machines; "
+                "give sizes whose product they divide"
+            )
+        if self.nodes > 1 and not _HOST.fullmatch(self.address or ""):
+            raise TercelError("several machines have to find the first; give its name or IP address with --address")
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor * self.pipeline * self.data
 
 
 class ServingEngine(ABC):
@@ -55,7 +87,8 @@ class ServingEngine(ABC):
     takes_gguf: target and draft are GGUF files. names_target: the folder itself says what its target is. drafts_trees:
     not only chains. serve_command: one line starts it with a folder and a target, so that `tercel serve-command` offers
     it. tells_counters: its server tells what was accepted, so that `tercel doctor` can ask it (`doctor/clients`). port:
-    where that server listens unless told otherwise.
+    where that server listens unless told otherwise. image: of containers with it; None if no lines are written for
+    them. entry: words of its line that the image says by itself.
     """
 
     name: ClassVar[str]
@@ -78,6 +111,8 @@ class ServingEngine(ABC):
     serve_command: ClassVar[bool] = False
     tells_counters: ClassVar[bool] = False
     port: ClassVar[int] = 8000
+    image: ClassVar[str | None] = None
+    entry: ClassVar[int] = 0
 
     @property
     def run_by(self) -> str:
@@ -111,6 +146,13 @@ class ServingEngine(ABC):
     @abstractmethod
     def launch(self, head: str, target: str, shape: TreeShape, dtype: str = "bfloat16") -> str:
         """The whole of what starts it with the exported folder `head`, which is quoted here."""
+
+    def spread(self, layout: Layout, node: int) -> list[str]:
+        """What is added to the line on machine `node` so that the target is spread. Raises `TercelError` for what the
+        engine does not do with a head."""
+        if layout == Layout():
+            return []
+        raise TercelError(f"how {self.title} spreads a target over GPUs is not written here; see its own documentation")
 
     def start(self, out: Path, target: str, shape: TreeShape) -> str:
         """The launch line for an export that stands in `out`."""

@@ -6,7 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tercel.interop.engines.base import ExportJob, FolderEngine, eagle_config, plain_config
+from tercel.errors import TercelError
+from tercel.interop.engines.base import ExportJob, FolderEngine, Layout, eagle_config, plain_config
 
 if TYPE_CHECKING:
     from tercel.draft import HeadConfig
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 # families whose ids are not outputs of layers unless the first id is 1, that is, unless input 2 comes first
 _NOT_OUTPUTS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2")
+
+_MEETING = 20000  # port at which its nodes meet
 
 
 class Sglang(FolderEngine):
@@ -28,6 +31,24 @@ class Sglang(FolderEngine):
     serve_command = True
     tells_counters = True
     port = 30000
+    image = "lmsysorg/sglang:v0.5.23"
+
+    def spread(self, layout: Layout, node: int) -> list[str]:
+        """It drafts in no pipeline, and copies the target on one machine only."""
+        if layout.pipeline > 1:
+            raise TercelError("SGLang does not draft with a pipeline; give --tensor-parallel all GPUs instead")
+        if layout.data > 1 and layout.nodes > 1:
+            raise TercelError(
+                "SGLang copies a target on one machine only; start its line without --machines on each of them and put "
+                "SGLang's router before them"
+            )
+        sizes = {"--tp-size": layout.tensor, "--dp-size": layout.data}
+        words = [word for name, size in sizes.items() if size > 1 for word in (name, str(size))]
+        if layout.nodes == 1:
+            return words
+        there = f"[{layout.address}]" if ":" in str(layout.address) else str(layout.address)
+        words += ["--nnodes", str(layout.nodes), "--node-rank", str(node), "--dist-init-addr", f"{there}:{_MEETING}"]
+        return words
 
     def unwritable_ids(self, layers: tuple[int, ...], target_type: str | None) -> str | None:
         if layers[0] == 2 or target_type not in _NOT_OUTPUTS:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tercel.interop.engines.base import ExportJob, FolderEngine, eagle_config, plain_config
+from tercel.interop.engines.base import ExportJob, FolderEngine, Layout, eagle_config, plain_config
 
 if TYPE_CHECKING:
     from tercel.draft import HeadConfig
@@ -18,7 +18,21 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 _OF_THE_SPECULATOR = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "draft_vocab_size")
 
 
-class Vllm(FolderEngine):
+class _Served(FolderEngine):
+    """What runs in `vllm serve`."""
+
+    image = "vllm/vllm-openai:v0.32.0"
+    entry = 2
+
+    def spread(self, layout: Layout, node: int) -> list[str]:
+        sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "data": layout.data}
+        words = [word for name, size in sizes.items() if size > 1 for word in (f"--{name}-parallel-size", str(size))]
+        if layout.nodes > 1:
+            words += ["--nnodes", str(layout.nodes), "--node-rank", str(node), "--master-addr", str(layout.address)]
+        return [*words, "--headless"] if node else words
+
+
+class Vllm(_Served):
     name = "vllm"
     title = "vLLM"
     serve_command = True
@@ -39,7 +53,7 @@ class Vllm(FolderEngine):
         return view_vllm(folder, num_layers)
 
 
-class Speculators(FolderEngine):
+class Speculators(_Served):
     name = "speculators"
     title = "the speculators format"
     other_widths = False
