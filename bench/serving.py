@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx2
 import torch
@@ -53,20 +53,26 @@ class Told:
 
 
 @contextmanager
-def served(arguments: Sequence[str]) -> Iterator[str]:
-    """A server of its own; the address."""
+def served(
+    arguments: Sequence[str], errors: BinaryIO | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server of its own; the address, and its process, which may end before the block does. errors: where its
+    standard error goes, if not to this program's."""
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready.json"
         command = [sys.executable, "-m", "tercel", "serve", *arguments, "--port", "0", "--json-ready", str(ready)]
-        process = subprocess.Popen(command)
+        process = subprocess.Popen(command, stderr=errors)
         try:
             while not ready.is_file():
                 if process.poll() is not None:
                     raise SystemExit(f"the server ended with code {process.returncode} before it was ready")
                 time.sleep(0.1)
-            yield json.loads(ready.read_text("utf-8"))["url"]
+            told = json.loads(ready.read_text("utf-8"))
+            assert told["pid"] == process.pid
+            yield told["url"], process
         finally:
-            process.terminate()
+            if process.poll() is None:
+                process.terminate()
             process.wait()
 
 
@@ -116,9 +122,10 @@ def summary(rounds: Sequence[tuple[float, list[Told]]]) -> dict[str, Any]:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    if len(seconds) < 2:
+    if not seconds:
         return {}
-    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    values = [*seconds, *seconds] if len(seconds) == 1 else seconds  # one is every percentile of itself
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
     return {"p50": 1000 * cuts[49], "p95": 1000 * cuts[94]}
 
 
@@ -137,7 +144,7 @@ def main() -> None:
     texts = [question.turns[0] for question in parse_tasks(DEMO, [])[0].questions][: given.prompts]
     names = [given.target, *([given.head] if given.head else []), "--slots", str(given.slots), *given.serve]
     rows = []
-    with served(names) as url:
+    with served(names) as (url, _):
         for clients in map(int, given.clients.split(",")):
             rounds: dict[str, list[tuple[float, list[Told]]]] = {way: [] for way in WAYS}
             for turn in range(-1, given.rounds):  # the first warms up
