@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,--constraint constraints-cpu.txt)
 
-.PHONY: venv demo test lint bench attack vllm-venv openvino-venv llamacpp-venv trainers-venv test-engines
+.PHONY: venv demo test lint bench attack vllm-venv openvino-venv llamacpp-venv trainers-venv lmeval-venv test-engines
 ENGINE_VENVS := .venv-vllm .venv-openvino .venv-llamacpp
 
 venv: $(INSTALLED)
@@ -38,6 +38,8 @@ openvino-venv: .venv-openvino/.ready
 llamacpp-venv: .venv-llamacpp/.ready
 # The other trainers of heads, for bench/training.py.
 trainers-venv: .venv-trainers/.ready
+# The harness that bench/lmeval.py lets ask a server.
+lmeval-venv: .venv-lmeval/.ready
 
 .venv-%/.ready: engines/make_venv.py
 	$(PYTHON) engines/make_venv.py $* .venv-$*

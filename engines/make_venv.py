@@ -1,4 +1,4 @@
-"""Make the environment of one engine: `python engines/make_venv.py vllm|openvino|llamacpp|trainers DIR`.
+"""Make the environment of one engine: `python engines/make_venv.py vllm|openvino|llamacpp|trainers|lmeval DIR`.
 
 Each engine wants its own version of transformers; torch is that of `constraints-cpu.txt` in all of them. Versions are
 those the proof was made with. Everything comes from a package index; llama.cpp is compiled from the sources in
@@ -55,6 +55,8 @@ TRAINING = (
     "rich",
     "typer",
 )
+# The harness that scores a running server, with what reads a tokenizer.
+LM_EVAL = ("lm-eval[api]==0.4.13", "transformers==5.24.0", "openai>=2,<4")
 TRAINED = ("specforge.modeling.draft.llama3_eagle", "speculators.models.eagle3")  # imported once it is made
 
 
@@ -121,7 +123,19 @@ def make_trainers(folder: Path) -> None:
     run(folder / "bin" / "python", "-c", f"import {', '.join(TRAINED)}")
 
 
-MAKERS = {"vllm": make_vllm, "openvino": make_openvino, "llamacpp": make_llamacpp, "trainers": make_trainers}
+def make_lmeval(folder: Path) -> None:
+    """lm-eval, which asks a server of this package (`bench/lm_eval.py`)."""
+    pip(folder, *LM_EVAL)
+    run(folder / "bin" / "python", "-c", "import lm_eval.models.openai_completions, transformers")
+
+
+MAKERS = {
+    "vllm": make_vllm,
+    "openvino": make_openvino,
+    "llamacpp": make_llamacpp,
+    "trainers": make_trainers,
+    "lmeval": make_lmeval,
+}
 
 
 def main() -> None:

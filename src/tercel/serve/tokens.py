@@ -57,11 +57,13 @@ class TokenTexts:
         for text in texts:
             offsets.append(start)
             start += len(text)
-        tops = [
-            None
-            if one is None
-            else {self.text(token): max(value, -9999.0) for token, value in (*one.likeliest, (one.token, one.logprob))}
-            for one in told
-        ]
+        tops = [None if one is None else self._tops(one) for one in told]
         logprobs = [None if one is None else max(one.logprob, -9999.0) for one in told]
         return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+    def _tops(self, one: TokenLogprob) -> dict[str, float]:
+        """By text; of tokens that have the same (parts of characters), the likelier."""
+        tops: dict[str, float] = {}
+        for token, value in (*one.likeliest, (one.token, one.logprob)):
+            tops.setdefault(self.text(token), max(value, -9999.0))
+        return tops
