@@ -76,7 +76,7 @@ class GrammarConstraint:
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
         self._path: list[int] = []
-        self._read = 0  # tokens of the path that the matcher has consumed
+        self._read = 0  # tokens of the path that the matcher has consumed, none behind the form's end
 
     def push(self, token: int) -> None:
         self._path.append(token)
@@ -88,8 +88,11 @@ class GrammarConstraint:
             self._read = len(self._path)
 
     def allowed(self) -> Tensor:
-        self._matcher.consume_tokens(self._path[self._read :])
-        self._read = len(self._path)
+        for token in self._path[self._read :]:
+            if self._matcher.is_stopped():  # an accepted draft may be the end token: behind it only ends are allowed
+                break
+            self._matcher.consume_token(token)
+            self._read += 1
         mask = torch.from_numpy(np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) > 0)
         if self._matcher.is_error():
             reason = " ".join(self._matcher.get_error().split())[:300]
