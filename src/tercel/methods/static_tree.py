@@ -17,7 +17,6 @@ from tercel.decode.draft_tree import DraftTree
 from tercel.decode.growth import Frontier
 from tercel.decode.types import Proposal
 from tercel.draft.shape import TreeShape
-from tercel.target_model.transfer import to_device
 
 # How likely a draft is taken to be right, by its rank among its siblings and by its depth: guessed once for all heads,
 # fitted to none. Only the order of the products counts.
@@ -91,26 +90,45 @@ def node_count(shape: TreeShape) -> int:
     return 1 + sum(len(level.ranks) for level in levels_of(shape))
 
 
+@dataclass(frozen=True)
+class _LevelThere:
+    """A level on a device, as indices. parents, ranks `[nodes]`; fed `[K]`: as `Level.frontier`; fed_parents `[K]`;
+    ancestors bool `[K, above]`: of each, among the nodes that were fed on the levels so far, itself the last."""
+
+    parents: Tensor
+    ranks: Tensor
+    fed: Tensor
+    fed_parents: Tensor
+    ancestors: Tensor
+
+
+@cache
+def _levels_there(shape: TreeShape, device: torch.device) -> tuple[_LevelThere, ...]:
+    """Made once, not in every step."""
+    found, ancestors = list[_LevelThere](), torch.zeros(1, 0, dtype=torch.bool)
+    for level in levels_of(shape):
+        parents, fed = torch.tensor(level.parents), torch.tensor(level.frontier, dtype=torch.long)
+        ancestors = torch.cat([ancestors[parents[fed]], torch.eye(len(fed), dtype=torch.bool)], -1)
+        tensors = (parents, torch.tensor(level.ranks), fed, parents[fed], ancestors)
+        found.append(_LevelThere(*(tensor.to(device) for tensor in tensors)))
+    return tuple(found)
+
+
 class Static:
     """Grows (as a `Growth`) the tree of a shape for every row."""
 
     def __init__(self, shape: TreeShape, rows: int, device: torch.device) -> None:
-        self._levels, self._device = levels_of(shape), device
-        self._ancestors = torch.zeros(rows, 1, 0, dtype=torch.bool, device=device)
+        self._levels, self._there, self._rows = levels_of(shape), _levels_there(shape, device), rows
         self._tokens: list[Tensor] = []  # [B, nodes] a level
 
     def level(self, tokens_BPC: Tensor, log_q_BPC: Tensor, last: bool) -> Frontier | None:
-        level = self._levels[len(self._tokens)]
-        parents, ranks = (to_device(list(of), self._device) for of in (level.parents, level.ranks))
-        tokens = tokens_BPC[:, parents, ranks.clamp(max=tokens_BPC.shape[-1] - 1)]
+        level = self._there[len(self._tokens)]
+        tokens = tokens_BPC[:, level.parents, level.ranks.clamp(max=tokens_BPC.shape[-1] - 1)]
         self._tokens.append(tokens)
-        if last or not level.frontier:
+        if last or not len(level.fed):
             return None
-        fed = to_device(list(level.frontier), self._device)
-        parents_BK = parents[fed].expand(len(tokens), -1)
-        own = torch.eye(len(fed), dtype=torch.bool, device=self._device).expand(len(tokens), -1, -1)
-        self._ancestors = torch.cat([self._ancestors[:, parents[fed]], own], -1)
-        return Frontier(tokens[:, fed], parents_BK, self._ancestors)
+        rows = (self._rows, -1)
+        return Frontier(tokens[:, level.fed], level.fed_parents.expand(rows), level.ancestors.expand(*rows, -1))
 
     def trees(self, roots: Sequence[int], depths: Sequence[int]) -> list[Proposal]:
         tokens = torch.cat(self._tokens, 1).tolist()
