@@ -24,6 +24,7 @@ from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
 from tests.draft.heads_for_tests import tiny_head
+from tests.methods.heads import random_parts
 from tests.overfit import World, edit_json, edit_tensors
 from tests.tiny import CHATML, IM_END, VOCAB, tiny_model, tiny_tokenizer
 
@@ -76,13 +77,21 @@ def test_a_right_head_has_neither_problem_nor_warning(world: World, folder: Path
         ((5, 4, 2), "warning", "ascend"),
         ((0, 2, 4, 5, 6), "note", "5 layers"),
         ((2, 4, 9), "problem", "layer 9"),
+        ((8,), "ok", "the last hidden state"),
     ],
 )
 def test_layer_ids(world: World, layers: tuple[int, ...], level: str, words: str) -> None:
-    read = with_settings(world.head, feature_layers=layers, target_num_layers=None)
+    depth = 8 if layers == (8,) else None
+    read = with_settings(world.head, feature_layers=layers, target_num_layers=depth)
     model = replace(read, format="sglang", path=None)
     found = worst(examine(model, world.target), "feature layers")
     assert (found.level, words in found.found) == (level, True), found
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_heads_whose_files_name_no_layers(world: World, tmp_path: Path, kind: str) -> None:
+    save_head(random_parts(kind, world.target), tmp_path / "head")
+    assert levels(checked(world, tmp_path / "head"), "feature layers") == {"ok"}
 
 
 def test_config_that_contradicts_the_head(world: World, folder: Path) -> None:

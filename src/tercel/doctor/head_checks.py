@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tercel.doctor.findings import Finding
 from tercel.draft import DraftModel
-from tercel.draft.config import engine_default_layers
+from tercel.draft.config import LAST_HIDDEN, engine_default_layers
 from tercel.draft.misfits import misfits
 from tercel.interop.engines import ENGINES, SERVED_AND_ASKED, ServingEngine
 from tercel.interop.formats.head_files import HeadFiles
@@ -43,13 +43,14 @@ def fit_findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
 
 def layer_findings(model: DraftModel, target: TargetModel, files: HeadFiles) -> Iterator[Finding]:
     """Feature layers: whether they look like ids of another convention."""
-    check, depth = "feature layers", target.num_layers
-    layers = model.head.config.captured(depth)
-    default = engine_default_layers(depth)
-    if model.head.config.beyond(depth):
+    check, depth, config = "feature layers", target.num_layers, model.head.config
+    layers, default = config.captured(depth), engine_default_layers(depth)
+    if config.beyond(depth):
         return  # said already
-    doubt = _doubt(layers, default)
-    if doubt:
+    if config.reads_last_hidden:
+        yield Finding(check, "ok", f"{LAST_HIDDEN}, behind all {depth} layers")
+        default = layers  # no engine takes it by default, nor asks for it
+    elif doubt := _doubt(layers, default):
         yield Finding(check, "warning", f"the inputs of layers {_listed(layers)} are captured; {doubt}", _PROBE)
     elif fixed := [engine for engine in ENGINES.values() if engine.captures not in (None, len(layers))]:
         yield Finding(
