@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tercel.cli.entrants import names_asked
+from tercel.cli.options import DraftOptions
 from tests.cli.conftest import RECIPE, World
 from tests.cli.running import refused, run
 
@@ -27,6 +29,9 @@ def test_a_head_of_hass_from_training_to_a_benchmark(tmp_path: Path, world: Worl
     assert done.code == 0, done.err
     methods = json.loads(out.read_text())["tasks"]["prompts"]
     assert all(methods[name]["identical"] == 1 for name in names)
+    found = names_asked("all", world.target, head, DraftOptions())[0]
+    assert "hass" in found  # the record says how it learned
+    assert not {"eagle", "eagle2", "eagle3"} & {*found}
     refused(run("bench", world.target, world.head, *few, "--methods", "vanilla,eagle"), "is a head of EAGLE-3")
     card = (tmp_path / "head" / "README.md").read_text("utf-8")
     assert "--draft hass" in card

@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
+from tercel.cli.entrants import names_asked
+from tercel.cli.options import DraftOptions
 from tercel.decode.proposers import KINDS, proposer_kind
+from tercel.draft import save_head
 from tercel.measure.available import EVERY
 from tercel.measure.methods import EngineMethod, Run
+from tercel.target_model.model import Target
 from tests.cli.conftest import World
 from tests.cli.running import refused, run
+from tests.methods.heads import random_eagle, random_parts
 from tests.tiny import save_tiny, tiny_tokenizer
 
 EXACT = ["--dtype", "float32"]
@@ -111,6 +116,24 @@ def test_what_is_there_for_a_target_is_told(tmp_path: Path, world: World) -> Non
     assert run("methods", world.target, "--json", str(out)).code == 0
     ready = {row["name"]: row["ready"] for row in json.loads(out.read_text())["methods"]}
     assert ready["eagle3"] == "no: no head is given"
+
+
+@pytest.mark.parametrize(
+    ("kind", "served"),
+    [("eagle1", {"eagle", "eagle2"}), ("medusa", {"medusa"}), ("hydra", {"hydra"}), ("eagle3", {"eagle3"})],
+)
+def test_all_methods_are_those_that_the_head_is_of(tmp_path: Path, world: World, kind: str, served: set[str]) -> None:
+    target = Target.load(world.target)
+    head = world.head
+    if kind != "eagle3":
+        save_head(random_eagle(target) if kind == "eagle1" else random_parts(kind, target), tmp_path / kind)
+        head = str(tmp_path / kind)
+    names, entries = names_asked("all", world.target, head, DraftOptions())
+    assert served == {name for name in names if name != "transformers" and "head" in proposer_kind(name).needs}
+    assert {entries[name].head for name in served} == {head}
+    names, entries = names_asked("all", "smollm2-135m", head, DraftOptions())  # which has a head of its own
+    assert {*served, "eagle3"} <= set(names)
+    assert entries["eagle3"].head == (head if kind == "eagle3" else None)
 
 
 def test_several_heads_temperatures_and_forms(tmp_path: Path, world: World) -> None:

@@ -19,6 +19,10 @@ from tercel.decode.sampled_chain import SampledChain
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
+from tercel.draft import TrainingRecord
+from tercel.draft.history import Recipe
+from tercel.draft.kinds import KINDS as HEAD_KINDS
+from tercel.draft.kinds import METHODS_OF, methods_of
 from tercel.draft.shape import WIDEST, TreeShape
 from tercel.errors import TercelError
 from tests.decode.drafts import random_draft, tiny_target
@@ -120,3 +124,11 @@ def test_a_module_that_fails_is_one_sentence(ngram: Path) -> None:
     (ngram / "broken.py").write_text("1 / 0\n", encoding="utf-8")
     with pytest.raises(TercelError, match=r"broken:KIND cannot be imported \(division by zero\)"):
         proposer_kind("broken:KIND")
+
+
+def test_heads_of_every_kind_have_methods() -> None:
+    assert set(METHODS_OF) == set(HEAD_KINDS)
+    assert {name for names in METHODS_OF.values() for name in names} <= set(KINDS)
+    recipe = Recipe(epochs=1, lr=1e-3, clip=1, ttt_steps=3, decay=1, loss="soft", max_length=64, method="hass")
+    assert methods_of("eagle1", TrainingRecord(recipe=recipe)) == ("hass",)
+    assert methods_of("eagle1", TrainingRecord()) == ("eagle", "eagle2")

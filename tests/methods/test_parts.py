@@ -14,6 +14,7 @@ from tercel.draft import DraftModel, load_head, save_head
 from tercel.draft.config import LAST_HIDDEN
 from tercel.draft.inspect import inspect_head
 from tercel.errors import TercelError
+from tercel.interop.card import head_card
 from tercel.interop.formats.read import read_head
 from tercel.methods.last_hidden import LastHiddenHead
 from tests.decode.drafts import tiny_target
@@ -73,6 +74,8 @@ def test_it_is_saved_loaded_and_inspected(kind: str, settings: dict[str, Any], t
         assert again.head.config == head.config
         for name, tensor in head.state_dict().items():
             assert torch.equal(again.head.state_dict()[name], tensor)
+    assert f"--draft {kind} --prompt" in head_card(again)  # no record says how it was trained
+    assert f"--methods vanilla,{kind}\n" in head_card(again)
     report = inspect_head(again, dict(again.head.state_dict()))
     assert report.kind.startswith(f"{kind.capitalize()} (4 parts, ")
     assert report.reads == LAST_HIDDEN

@@ -37,25 +37,50 @@ def names_asked(
         DraftOptions(draft=entry.method, tree=entry.tree or options.tree)  # says what is wrong with them
         if name == TRANSFORMERS:
             raise TercelError(f"{heads}: {name} is stock generation, which drafts with nothing; leave it out")
-    names = every_method(target, head, options, manifest) if text == ALL else parse_methods(text, tuple(manifest))
+    if text == ALL:
+        return every_method(target, head, options, manifest)
+    names = parse_methods(text, tuple(manifest))
     return names, entries_of(names, manifest, head)
 
 
 def every_method(
     target: str, head: str | None, options: DraftOptions, manifest: Mapping[str, Entry]
-) -> tuple[str, ...]:
-    """All that has what it needs; says what is left out for want of it."""
-    has_head, has_model = head is not None or shipped(target) is not None, options.draft_model is not None
-    own, names = brings_modules(target), []
+) -> tuple[tuple[str, ...], dict[str, Entry]]:
+    """All that has what it needs; says what is left out for want of it. HEAD drafts for the methods that it is of.
+
+    Raises `TercelError` if there is no such head, or its files cannot be read.
+    """
+    own, has_model = brings_modules(target), options.draft_model is not None
+    has_shipped, served = shipped(target) is not None, () if head is None else methods_of_head(head, target)
+    names, entries = list[str](), dict[str, Entry]()
     for name in dict.fromkeys((*EVERY, *manifest)):
-        lacks = None
-        if name != TRANSFORMERS:
-            lacks = lacking(entry_of(name, manifest), has_head=has_head, has_model=has_model, has_modules=own)
+        if name == TRANSFORMERS:
+            names.append(name)
+            continue
+        entry = entry_of(name, manifest, head if name in served else None)
+        lacks = lacking(entry, has_head=has_shipped, has_model=has_model, has_modules=own)
         if lacks is None:
             names.append(name)
+            entries[name] = entry
         else:
             say(f"note: {name} is left out: {lacks}")
-    return tuple(names)
+    return tuple(names), entries
+
+
+def methods_of_head(head: str, target: str) -> tuple[str, ...]:
+    """Raises `TercelError` if there is no such head, or its files cannot be read."""
+    from tercel.draft.kinds import methods_of
+    from tercel.draft.load import described
+    from tercel.heads import resolve_head
+    from tercel.interop.formats.read import read_head
+
+    folder = resolve_head(head, target)
+    if (told := folder / "tercel.json").is_file():
+        config, info = described(told)
+    else:
+        model = read_head(folder)
+        config, info = model.head.config, model.info
+    return methods_of(config.kind, info.training)
 
 
 def parse_methods(text: str, also: Sequence[str] = ()) -> tuple[str, ...]:

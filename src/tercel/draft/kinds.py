@@ -7,6 +7,7 @@ from typing import Any
 
 from tercel.draft.config import HeadConfig
 from tercel.draft.head import DraftHead
+from tercel.draft.history import TrainingRecord
 from tercel.errors import TercelError
 
 # By the name in `HeadConfig.kind` and in tercel.json, where the class stands: imported when it is needed, so that a
@@ -19,6 +20,22 @@ KINDS: dict[str, str] = {
     "mtp": "tercel.methods.mtp.module:MtpHead",
     "p-eagle": "tercel.methods.p_eagle.module:PEagleHead",
 }
+# The methods that a head of a kind is of (`decode/proposers.py`), the usual one first. HASS teaches heads of EAGLE's.
+METHODS_OF: dict[str, tuple[str, ...]] = {
+    "eagle3": ("eagle3", "eagle3-sampled-chain"),
+    "eagle1": ("eagle", "eagle2"),
+    "medusa": ("medusa", "medusa-typical"),
+    "hydra": ("hydra",),
+    "mtp": ("mtp",),
+}
+HASS = "hass"
+
+
+def methods_of(kind: str, training: TrainingRecord) -> tuple[str, ...]:
+    """The methods that a head is of, by its kind and by how it was trained; none for a kind that is not known."""
+    if training.recipe is not None and training.recipe.method == HASS:
+        return (HASS,)
+    return METHODS_OF.get(kind, ())
 
 
 def head_class(kind: str) -> type[DraftHead]:

@@ -43,14 +43,14 @@ def load_head(path: Path, *, dtype: torch.dtype = torch.float32, device: str = "
         raise TercelError(
             f"{path} has no tercel.json, so its feature layers and target are unknown; it was not made by tercel"
         )
-    config, info = _described(path / "tercel.json")
+    config, info = described(path / "tercel.json")
     tensors = read_tensors(weights)
     check_tensors(config, tensors, weights)
     vocabulary = read_vocabulary(tensors, config, path)
     return DraftModel(build_head(config, tensors, weights, dtype, device), vocabulary, info, path)
 
 
-def _described(path: Path) -> tuple[HeadConfig, HeadInfo]:
+def described(path: Path) -> tuple[HeadConfig, HeadInfo]:
     """What `tercel.json` says."""
     extra = read_json(path)
     if extra.get("format") != FORMAT:

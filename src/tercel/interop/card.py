@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tercel.draft import DraftModel, Eagle3Head
 from tercel.draft.history import DecodingRecord, HeldOut, MeasuredRecord, Recipe, TrainingRecord
+from tercel.draft.kinds import methods_of
 from tercel.interop.engines import SERVED_AND_ASKED
 
 _RESULTS = "## Measured"
@@ -67,9 +68,8 @@ target verifies every one, so the text is the target's own. It is of no use with
 
 
 def _commands(model: DraftModel, name: str) -> str:
-    name, recipe = shlex.quote(name), model.info.training.recipe
-    method = None if recipe is None or _is_eagle3(model) else recipe.method
-    drafting, compared = (f" --draft {method}", f" --methods vanilla,{method}") if method else ("", "")
+    name, method = shlex.quote(name), methods_of(model.head.config.kind, model.info.training)[0]
+    drafting, compared = ("", "") if _is_eagle3(model) else (f" --draft {method}", f" --methods vanilla,{method}")
     return f"""```
 tercel generate {name} .{drafting} --prompt "Why is the sky blue?"
 tercel bench {name} .{compared}

@@ -71,7 +71,7 @@ def brings_modules(target: str) -> bool:
 
 
 def lacking(entry: Entry, *, has_head: bool, has_model: bool, has_modules: bool = False) -> str | None:
-    """Why the method cannot run, as a clause; None if it can. has_head: whether a head for EAGLE-3 is given or shipped,
+    """Why the method cannot run, as a clause; None if it can. has_head: whether a head for EAGLE-3 is shipped,
     which is what stands for a head that an entry leaves out. has_modules: as `brings_modules`."""
     if entry.method not in KINDS and ":" not in entry.method:
         return "this version has no such method"
