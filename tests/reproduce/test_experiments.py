@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tercel.cli.options import DecodingModelOptions, Dtype
-from tercel.cli.reproduce_setting import Given, Sizes
+from tercel.cli.reproduce_setting import Given, Setting, Sizes
 from tercel.errors import TercelError
 from tercel.measure.manifest import Entry
 from tercel.measure.samples import Samples
 from tercel.reproduce.heads import Workshop, first_rows
 from tercel.reproduce.results import Result
 from tercel.reproduce.scales import SCALES, TINY
-from tercel.reproduce.tiny import write_questions
+from tercel.reproduce.tiny import tiny_target, write_questions
 from tests.cli.running import refused, run
 from tests.measure.test_bench_report import checked
 
@@ -43,6 +45,32 @@ def test_a_tiny_experiment_from_nothing(tmp_path: Path) -> None:
     assert again.code == 0, again.err
     assert "heads are trained first" not in again.err
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*.safetensors")} == before
+    other = run(*asked[:-1], "1")
+    assert other.code == 0, other.err
+    assert "heads are trained first" in other.err
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_heads_of_the_same_layers_share_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, rows = tiny_target(tmp_path / "target"), tmp_path / "answers.jsonl"
+    words = ["to", "be", "or", "not", "to", "die", "to", "sleep", "no", "more"]
+    asked = [{"role": "user", "content": word} for word in words]
+    told = [{"messages": [ask, {"role": "assistant", "content": "that is it"}], "id": ask["content"]} for ask in asked]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in told), "utf-8")
+    tiny, small = SCALES[TINY], SCALES["small"]
+    scale = replace(small, recipe={**tiny.recipe, "max_steps": 1, "eval_share": 0.3})
+    shop = Workshop(scale, target, 6, (str(rows),), tmp_path, {}, ("--dtype", "float32"))
+    setting = Setting(shop, DecodingModelOptions(), None, {}, (), tmp_path / "journals")
+    setting.train_heads(["eagle", "medusa", "mtp"])
+    err = capsys.readouterr().err
+    assert err.count("tercel features") == 2
+    assert err.count("--features") == 2  # an MTP head begins with layers of the target
+    assert [folder.name for folder in (tmp_path / "features").iterdir()] == ["last"]
+    assert shop.to_train(["eagle2", "medusa", "mtp", "hydra"]) == ["hydra"]
+    (tmp_path / "features" / "last" / "features.json").write_text("{}", "utf-8")
+    setting.train_heads(["hydra"])
+    assert "no features are kept, so this head asks the target itself" in capsys.readouterr().err
+    assert shop.to_train(["hydra"]) == []
 
 
 def test_what_cannot_be_reproduced_is_told(tmp_path: Path) -> None:
@@ -97,10 +125,14 @@ def test_heads_without_anything_to_learn_from(tmp_path: Path) -> None:
         first_rows(tmp_path / "gone", 2)
     rows = tmp_path / "answers.jsonl"
     rows.write_text("".join(f'{{"n": {number}}}\n' for number in range(16)), "utf-8")
-    assert first_rows(rows, 8) == '{"n": 0}\n{"n": 1}\n'
+    packed = tmp_path / "answers.jsonl.gz"
+    packed.write_bytes(gzip.compress(rows.read_bytes()))
+    assert first_rows(rows, 8) == first_rows(packed, 8) == '{"n": 0}\n{"n": 1}\n'
     shop = Workshop(SCALES[TINY], "target", 6, (str(rows),), tmp_path, {})
     assert shop.to_train(["eagle3", "eagle3/1of8", "pld"]) == ["eagle3", "eagle3/1of8"]
     assert shop.command("eagle3/1of8")[3] == str(tmp_path / "data" / "1of8.jsonl")
     assert shop.entry("eagle3/1of8").method == "eagle3"
+    assert shop.features_folder("eagle/1of8") == shop.features_folder("hydra") == shop.features_folder("hass")
+    assert shop.features_folder("eagle3") != shop.features_folder("no-feature-loss")
     assert shop.settings("no-feature-loss")["feature_layers"] == [6]  # what leaves the last layer
     assert shop.settings("no-feature-loss")["ttt_steps"] == 1

@@ -122,8 +122,29 @@ class Setting:
         )
         if self.workshop.scale.name != TINY:
             self.workshop.plan(recipes[0], run_here)
+        self.train_heads(recipes)
+
+    def train_heads(self, recipes: Sequence[str]) -> None:
+        """Those heads, one after the other."""
         for recipe in recipes:
-            self.workshop.train(recipe, run_here)
+            self.workshop.train(recipe, run_here, self._kept_features(recipe))
+
+    def _kept_features(self, recipe: str) -> Path | None:
+        """The folder of features for a head, made if they are not there; None where none are kept, as on a disk that
+        has no room for them."""
+        from tercel.cli.app import USER_ERROR
+
+        if not self.workshop.keeps_features(recipe):
+            return None
+        self.workshop.write_settings(recipe)
+        try:
+            run_here(self.workshop.features_command(recipe))
+        except typer.Exit as end:
+            if end.exit_code != USER_ERROR:
+                raise
+            say("note: no features are kept, so this head asks the target itself")
+            return None
+        return self.workshop.features_folder(recipe)
 
     def open(self, progress: Any) -> World:
         from tercel.measure.tasks import load_task

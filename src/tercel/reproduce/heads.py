@@ -1,11 +1,13 @@
 """The heads of an experiment: those that a manifest names, and those that are trained for it, by the same budget.
 
 Training is that of `tercel train`, as commands that anybody could type; what was trained with the very same settings is
-not trained again.
+not trained again. Heads that learn from the same layers share the target's features, which are made once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +15,11 @@ from typing import Any
 
 import yaml
 
-from tercel.decode.proposers import KINDS
+from tercel.chat.lines import text_lines
+from tercel.decode.proposers import KINDS, MTP
 from tercel.errors import TercelError
 from tercel.files import write_json, write_text
-from tercel.measure.available import entry_of, lacking
+from tercel.measure.available import brings_modules, entry_of, lacking
 from tercel.measure.manifest import Entry
 from tercel.reading import read_json
 from tercel.reproduce.scales import RECIPES, Recipe, Scale, method_of, recipe_of
@@ -64,8 +67,8 @@ class Workshop:
 
     def lacks(self, name: str) -> str | None:
         """Why `name` cannot be measured, as a clause."""
-        own = self.own_head and name == EAGLE3
-        reason = lacking(self.entry(name), has_head=own, has_model=self.has_model)
+        own, modules = self.own_head and name == EAGLE3, name == MTP and brings_modules(self.target)
+        reason = lacking(self.entry(name), has_head=own, has_model=self.has_model, has_modules=modules)
         if reason == "no head is given" and not self.data:
             return "no head is given with --heads, nor answers with --data to train one on"
         return reason
@@ -80,24 +83,38 @@ class Workshop:
         return [recipe for recipe in recipes if self.trains(recipe) and not self._made(recipe)]
 
     def head_folder(self, recipe: str) -> Path:
-        return self.folder / "heads" / recipe.replace("/", "-")
+        """One for all that the head hangs on, so that other settings leave it alone."""
+        return self.folder / "heads" / self._called(recipe)
 
-    def command(self, recipe: str) -> list[str]:
-        """The line that trains it; its settings stand in a file beside."""
+    def keeps_features(self, recipe: str) -> bool:
+        return self.scale.keeps_features and not RECIPES[recipe].begins_as_target
+
+    def features_folder(self, recipe: str) -> Path:
+        """Of what the recipe's head learns from; the same for all that learn from the same layers."""
+        return self.folder / "features" / ("last" if self._reads_last(recipe) else "fused")
+
+    def features_command(self, recipe: str) -> list[str]:
+        """The line that makes them, or what is missing of them."""
+        layers = ["--feature-layers", str(self.layers)] if self._reads_last(recipe) else []
+        out = str(self.features_folder(recipe))
+        return ["features", self.target, *self._data_words(recipe), "--out", out, *layers, *self.more]
+
+    def command(self, recipe: str, features: Path | None = None) -> list[str]:
+        """The line that trains it; its settings stand in a file beside. features: a folder of them, if there is one."""
         config = self._file(recipe, "yaml")
-        data = [word for file in self._data(recipe) for word in ("--data", file)]
-        out = str(self.head_folder(recipe))
-        return ["train", self.target, *data, "--config", str(config), "--out", out, *self.more]
+        kept = [] if features is None else ["--features", str(features)]
+        words = ["train", self.target, *self._data_words(recipe), "--config", str(config)]
+        return [*words, "--out", str(self.head_folder(recipe)), *kept, *self.more]
 
     def plan(self, recipe: str, run: RunCommand) -> None:
         """Tell what training it would take. Raises what the command raises."""
-        self._write_settings(recipe)
+        self.write_settings(recipe)
         run([*self.command(recipe), "--plan"])
 
-    def train(self, recipe: str, run: RunCommand) -> None:
-        """Train it, or go on. Raises what the command raises."""
-        self._write_settings(recipe)
-        run(self.command(recipe))
+    def train(self, recipe: str, run: RunCommand, features: Path | None = None) -> None:
+        """Train it, or go on. features: as in `command`. Raises what the command raises."""
+        self.write_settings(recipe)
+        run(self.command(recipe, features))
         write_json(self._file(recipe, "json"), self._done(recipe))
 
     def settings(self, recipe: str) -> dict[str, Any]:
@@ -113,7 +130,15 @@ class Workshop:
         part = RECIPES[recipe].part
         return self.data if part == 1 else (str(self.folder / "data" / f"1of{part}.jsonl"),)
 
-    def _write_settings(self, recipe: str) -> None:
+    def _data_words(self, recipe: str) -> list[str]:
+        return [word for file in self._data(recipe) for word in ("--data", file)]
+
+    def _reads_last(self, recipe: str) -> bool:
+        """Whether it learns from the last hidden state alone, as all methods but EAGLE-3 do."""
+        return RECIPES[recipe].top_layer or self.settings(recipe).get("method", EAGLE3) != EAGLE3
+
+    def write_settings(self, recipe: str) -> None:
+        """The files that its commands name."""
         part = RECIPES[recipe].part
         if part > 1:
             write_text(Path(self._data(recipe)[0]), "".join(first_rows(Path(file), part) for file in self.data))
@@ -129,13 +154,17 @@ class Workshop:
         return {**told, "settings": self.settings(recipe)}
 
     def _file(self, recipe: str, ending: str) -> Path:
-        return self.folder / "recipes" / f"{recipe.replace('/', '-')}.{ending}"
+        return self.folder / "recipes" / f"{self._called(recipe)}.{ending}"
+
+    def _called(self, recipe: str) -> str:
+        digest = hashlib.sha256(json.dumps(self._done(recipe), sort_keys=True).encode()).hexdigest()
+        return f"{recipe.replace('/', '-')}-{digest[:8]}"
 
 
 def first_rows(file: Path, part: int) -> str:
-    """The first 1/part of the rows of a JSONL file. Raises `TercelError` for data that are no file, of which no part
-    can be taken."""
+    """The first 1/part of the rows of a JSONL file, plain or gzipped. Raises `TercelError` for data that are no file,
+    of which no part can be taken, and for a file that cannot be read."""
     if not file.is_file():
         raise TercelError(f"{file} is no file; parts of the data can only be taken of JSONL files")
-    rows = [line for line in file.read_text("utf-8").splitlines(keepends=True) if line.strip()]
+    rows = [f"{line}\n" for _, line in text_lines(file)]
     return "".join(rows[: max(1, len(rows) // part)])

@@ -18,7 +18,8 @@ ROBUST_TASKS = ("non_english", "tool_calls", "long_context")
 class Scale:
     """target: a name as TARGET, None for one that is built; questions: of each task; tokens: of an answer at most;
     seeds: how often a question is asked at T=1; recipe: settings of every head's training; chain: how long chains are
-    for n-α; rounds: of every batch size; batches: sizes."""
+    for n-α; rounds: of every batch size; batches: sizes; keeps_features: whether the target is asked once for all heads
+    of the same layers, which takes disk and saves the time of its forwards."""
 
     name: str
     target: str | None
@@ -29,6 +30,7 @@ class Scale:
     chain: int
     rounds: int
     batches: tuple[int, ...] = BATCHES
+    keeps_features: bool = False
 
 
 SCALES = {
@@ -61,38 +63,48 @@ SCALES = {
             "max_steps": 1000,
             "batch_tokens": 2048,
             "draft_vocab": 8192,
+            "ttt_steps": 5,  # a head of seven learns little more by its place in the paper's trees, and takes longer
             "optimizer": "muon",
             "lr": 1e-3,
         },
         chain=15,
         rounds=6,
+        keeps_features=True,
     ),
 }
 
-# The trees of the papers' 7 B and 8 B models, in which τ is measured: drafts as large as pays would differ with the
-# machine. What is not here has no draft, or no published tree.
+# The trees in which τ is measured, those of the papers' 7 B and 8 B models: drafts as large as pays would differ with
+# the machine. What is not here has no draft, or draws no tree of a size. The EAGLE-3 paper does not say how large the
+# drafts of its rivals were; each has what its own authors give, where they do.
 TREES = {
-    "eagle3": "10x8x60",
-    "eagle2": "10x6x60",
-    "hass": "10x6x60",
+    "eagle3": "10x8x60",  # the paper: EAGLE-2's, with depth 8 in place of 6
+    "eagle2": "10x6x60",  # its paper (arXiv 2406.16858, section 5): 60 drafts for 7 B and 8 B, depth 6, 10 a level
+    "hass": "10x6x60",  # its paper (arXiv 2408.15766): EAGLE-2's, 60 and depth 6 for all models
+    # its code (SafeAILab/EAGLE, choices.py, mc_sim_7b_63): 25 drafts, at most 4 children, depth 5; by the same size
+    # another choice of paths, by guessed chances (`static_tree.py`)
     "eagle": "4x5x26",
-    "medusa": "10x5x64",
-    "hydra": "10x5x64",
-    "sps": "chain:5",
-    "pld": "chain:10",
-    "suffix": "chain:10",
-    "lookahead": "7x4x29",
+    # its code (FasterDecoding/Medusa, medusa_choices.py, mc_sim_7b_63): 63 drafts, at most 10 children, depth 4 of five
+    # heads; again of that size, by guessed chances
+    "medusa": "10x4x64",
+    "hydra": "10x4x64",  # its code takes a list of the same name; not stated in the paper, so Medusa's size
+    "sps": "chain:5",  # not stated in the paper; chosen
+    "pld": "chain:10",  # not stated in the paper; its author's default (num_pred_tokens)
+    "suffix": "chain:10",  # not in the paper; chosen as that of prompt lookup
+    "lookahead": "7x4x29",  # not stated in the paper; Spec-Bench's (level 5, guess 7): 7 chains of 4 beside the root
+    "mtp": "10x8x60",  # not in the paper; chosen as that of EAGLE-3
 }
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How a head is trained: settings of `tercel train` beside those of the scale. top_layer: the feature is the
-    target's last hidden state alone, as EAGLE's is. part: learn from the first 1/part of the data."""
+    target's last hidden state alone, as EAGLE's is. part: learn from the first 1/part of the data. begins_as_target: it
+    takes the target's own layers to begin with, so features from files will not do."""
 
     settings: Mapping[str, Any]
     top_layer: bool = False
     part: int = 1
+    begins_as_target: bool = False
 
 
 def _recipes() -> dict[str, Recipe]:
@@ -102,6 +114,7 @@ def _recipes() -> dict[str, Recipe]:
         "hass": Recipe({"method": "hass"}),
         "medusa": Recipe({"method": "medusa", "ttt_steps": 5}),
         "hydra": Recipe({"method": "hydra", "ttt_steps": 5}),
+        "mtp": Recipe({"method": "mtp"}, begins_as_target=True),
         "eagle3-top-layer": Recipe({}, top_layer=True),
         "no-feature-loss": Recipe({"ttt_steps": 1}, top_layer=True),
     }
