@@ -104,7 +104,7 @@ def _depths(experiment: Experiment, world: World) -> Measured:
 EXPERIMENTS: dict[str, Experiment] = {
     "table1": Experiment(
         "How fast is each method, and how many tokens does a pass of the target yield?",
-        ("sps", "pld", "lookahead", "medusa", "hydra", "eagle", "eagle2", "hass", "eagle3"),
+        ("sps", "pld", "lookahead", "medusa", "hydra", "eagle", "eagle2", "hass", "eagle3", "mtp"),
         PAPER_TASKS,
         _benchmarks,
         TEMPERATURES,

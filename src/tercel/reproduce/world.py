@@ -19,7 +19,7 @@ from tercel.measure.bench import BenchSettings, OnAnswer, run_bench
 from tercel.measure.bench_journal import open_journal
 from tercel.measure.entrants import Heads, make_methods, what_answers_depend_on
 from tercel.measure.manifest import Entry
-from tercel.measure.methods import EngineMethod
+from tercel.measure.methods import EngineMethod, Method
 from tercel.measure.samples import SPEED, Column, Samples, samples_of
 from tercel.measure.summary import BenchReport
 from tercel.measure.tasks import Task, first_prompts, prompt_ids
@@ -44,6 +44,7 @@ class World:
     say: Say = lambda line: None
     progress: OnAnswer = lambda answer: None
     missing: dict[str, str] = field(default_factory=dict)
+    made: dict[tuple[tuple[str, Entry], ...], dict[str, Method]] = field(default_factory=dict)
 
     @property
     def scale(self) -> Scale:
@@ -77,7 +78,7 @@ class World:
         all_entries = {VANILLA: Entry(VANILLA), **entries}
         if not sized:
             all_entries = {key: with_paper_tree(entry) for key, entry in all_entries.items()}
-        methods = make_methods(list(all_entries), all_entries, self.target, self.heads, self._made, self.model)
+        methods = self._methods(all_entries)
         repeats = self.scale.seeds if temperature else 1
         settings = BenchSettings(self.params(temperature), repeats)
         key = what_answers_depend_on(self.target, all_entries, self.heads, self.model, tasks, settings.params)
@@ -85,6 +86,15 @@ class World:
         path = self.journals / f"{name}-T{temperature:g}{'-sized' if sized else ''}.jsonl"
         with open_journal(path, key) as journal:
             return run_bench(self.target, methods, tasks, settings, self.progress, journal)
+
+    def _methods(self, entries: Mapping[str, Entry]) -> dict[str, Method]:
+        """Made once for all temperatures, the costs that size drafts among them."""
+        key = tuple(entries.items())
+        if key not in self.made:
+            while len(self.made) > 1:  # an experiment has them in the papers' trees, and as large as pays
+                self.made.pop(next(iter(self.made)))
+            self.made[key] = make_methods(list(entries), entries, self.target, self.heads, self._made, self.model)
+        return self.made[key]
 
     def params(self, temperature: float) -> SamplingParams:
         return SamplingParams(temperature=temperature, max_new_tokens=self.scale.tokens, seed=0)
@@ -144,7 +154,7 @@ class World:
         """Why a head that is there cannot draft so, as a clause."""
         entry = self.workshop.entry(name)
         try:
-            if "head" in proposer_kind(entry.method).needs:
+            if proposer_kind(entry.method).takes_head(entry.head is not None):
                 self.heads.of(entry)
         except TercelError as error:
             return str(error)
