@@ -15,7 +15,7 @@ from tercel.errors import TercelError
 from tercel.measure.manifest import Entry
 from tercel.measure.samples import Samples
 from tercel.reproduce.heads import Workshop, first_rows
-from tercel.reproduce.results import Result
+from tercel.reproduce.results import Result, in_words
 from tercel.reproduce.scales import SCALES, TINY
 from tercel.reproduce.tiny import tiny_target, write_questions
 from tests.cli.running import refused, run
@@ -37,6 +37,8 @@ def test_a_tiny_experiment_from_nothing(tmp_path: Path) -> None:
     words = checked((out / "fig4.html").read_text("utf-8"))
     assert "Tiny scale" in words
     assert "1-α of eagle3 is above that of EAGLE" in words
+    assert "0-α of no-feature-loss, T=0" in words
+    assert "training: epochs" in words
     kept = Result.read(out, "fig4")
     assert kept is not None
     assert kept.numbers() == value["numbers"]
@@ -108,6 +110,19 @@ def test_results_are_kept_as_they_were_counted(tmp_path: Path) -> None:
     assert again.samples == samples
     assert set(again.numbers()) == {"speedup/x/b1", "speedup/vanilla/b1"}
     assert again.numbers() == result.numbers()
+
+
+@pytest.mark.parametrize(
+    ("quantity", "words"),
+    [
+        ("alpha3/eagle/T1", "3-α of eagle, T=1"),
+        ("tau/eagle2/1of4", "τ of eagle2, 1/4 of the data"),
+        ("tau/eagle3/1of1", "τ of eagle3, all of the data"),
+        ("speedup/eagle3-sized/b64", "speedup of eagle3-sized, 64 at a time"),
+    ],
+)
+def test_pages_say_quantities_in_words(quantity: str, words: str) -> None:
+    assert in_words(quantity) == words
 
 
 def test_heads_without_anything_to_learn_from(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tercel.files import write_json, write_text
 from tercel.measure import paper
 from tercel.measure.bench_page import table_section
 from tercel.measure.intervals import Interval, with_interval
-from tercel.measure.samples import SPEED, Samples, ratio, value
+from tercel.measure.samples import SPEED, TAU, Samples, ratio, value
 from tercel.measure.table import LEGEND, table1
 from tercel.pages import Series, lines, page, render
 from tercel.reading import read_json
@@ -89,9 +89,13 @@ def write_page(result: Result, measured: Measured, judged: Sequence[Judged], out
         legend=LEGEND,
         plots=list(_plots(result)),
         claims=_table(judged),
-        numbers=[(name, with_interval(found, 3)) for name, found in result.intervals()],
+        numbers=[
+            (in_words(name), with_interval(found, 3))
+            for name, found in result.intervals()
+            if not name.startswith(f"speedup/{VANILLA}/")  # 1
+        ],
         missing=result.missing,
-        settings=result.settings,
+        settings=_settings(result.settings),
         source=paper.source(),
     )
     write_text(file, page(f"tercel reproduce {result.name}", body))
@@ -106,11 +110,40 @@ def write_claims(judged: Sequence[Judged], settings: Mapping[str, Any], out: Pat
         claims=_table(judged),
         counts={name: sum(each.verdict == name for each in judged) for name in VERDICT_CLASSES},
         tiny=settings["scale"] == TINY,
-        settings=settings,
+        settings=_settings(settings),
         source=paper.source(),
     )
     write_text(out / "claims.html", page("tercel reproduce claims", body))
     return out / "claims.json", out / "claims.html"
+
+
+def in_words(quantity: str) -> str:
+    """`alpha3/eagle/T0` as a person would say it."""
+    kind, method, *rest = quantity.split("/")
+    told = {TAU: "τ", SPEED: "tokens a second"}.get(kind, kind)
+    if kind.startswith("alpha"):
+        told = f"{kind.removeprefix('alpha')}-α"
+    return ", ".join([f"{told} of {method}", *map(_condition, rest)])
+
+
+def _condition(end: str) -> str:
+    """`T1`, `b8` or `1of4`."""
+    if end.startswith("T"):
+        return f"T={end[1:]}"
+    if end.startswith("b"):
+        return f"{end[1:]} at a time"
+    return "all of the data" if end == "1of1" else f"1/{end.removeprefix('1of')} of the data"
+
+
+def _settings(told: Mapping[str, Any]) -> dict[str, str]:
+    """Their values in words; nothing of those that are not there."""
+    return {name: _value(found) for name, found in told.items() if found not in (None, {}, [])}
+
+
+def _value(found: Any) -> str:
+    if isinstance(found, Mapping):
+        return ", ".join(f"{name} {_value(value)}" for name, value in found.items())
+    return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
 
 
 def _template(name: str) -> str:
