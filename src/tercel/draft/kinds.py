@@ -27,6 +27,7 @@ METHODS_OF: dict[str, tuple[str, ...]] = {
     "medusa": ("medusa", "medusa-typical"),
     "hydra": ("hydra",),
     "mtp": ("mtp",),
+    "p-eagle": ("p-eagle",),
 }
 HASS = "hass"
 
