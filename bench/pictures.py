@@ -108,6 +108,7 @@ STAGES = (
     "more data\n(chains of 4)",
     "Muon\n(chains of 5)",
     "Muon, a higher rate\n(chains of 5)",
+    "further answers\n(chains of 5)",
 )
 
 
@@ -135,7 +136,7 @@ def draw_curve(found: Sequence[Stage]) -> Figure:
         strict=True,
     ):
         before = 0
-        for stage, name, value, colour in zip(found, STAGES, values, (PALE, BLUE, GREEN, "C1", "C3"), strict=True):
+        for stage, name, value, colour in zip(found, STAGES, values, (PALE, BLUE, GREEN, "C1", "C3", "C4"), strict=True):
             axes.plot([before + s for s in stage.steps], value, marker="o", markersize=4, color=colour, label=name)
             before += stage.steps[-1]
         axes.set_title(title, fontsize=12, color=INK)
