@@ -110,6 +110,7 @@ STAGES = (
     "Muon, a higher rate\n(chains of 5)",
     "further answers\n(chains of 5)",
 )
+COLOURS = (PALE, BLUE, GREEN, "C1", "C3", "C4")
 
 
 def stages(log: str) -> list[Stage]:
@@ -136,7 +137,7 @@ def draw_curve(found: Sequence[Stage]) -> Figure:
         strict=True,
     ):
         before = 0
-        for stage, name, value, colour in zip(found, STAGES, values, (PALE, BLUE, GREEN, "C1", "C3", "C4"), strict=True):
+        for stage, name, value, colour in zip(found, STAGES, values, COLOURS, strict=True):
             axes.plot([before + s for s in stage.steps], value, marker="o", markersize=4, color=colour, label=name)
             before += stage.steps[-1]
         axes.set_title(title, fontsize=12, color=INK)
