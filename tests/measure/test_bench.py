@@ -80,6 +80,7 @@ def test_warm_up_is_excluded_and_the_order_rotates() -> None:
     run_bench(chat_target(), methods, [TALK], BenchSettings(PARAMS, repeats=2), steps.append)
     names = [name for name, _, _ in log]
     assert names[:3] == ["vanilla", "transformers", "eagle3"]  # warm-up
+    assert not {tuple(prompt) for _, prompt, _ in log[:3]} & {tuple(prompt) for _, prompt, _ in log[3:]}
     assert names[3:12] == [
         *("vanilla", "transformers", "eagle3"),
         *("transformers", "eagle3", "vanilla"),

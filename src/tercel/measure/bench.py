@@ -27,6 +27,7 @@ from tercel.measure.summary import (
 from tercel.measure.tasks import Question, Task, prompt_ids
 from tercel.target_model.protocol import TargetModel
 
+WARM_UP = Question("warm-up", ("How does a heron catch fish in winter?",))
 WARM_UP_TOKENS = 96  # so many that what is prepared on the way is ready
 SEED_STRIDE = 1000  # repetitions of a question have seeds this far apart
 
@@ -84,7 +85,7 @@ def run_bench(
         raise TercelError(f"a benchmark needs the method {VANILLA} to compare with; add it")
     if not tasks:
         raise TercelError("a benchmark needs at least one task")
-    warm_up(target, methods, tasks[0].questions[0], settings.params)
+    warm_up(target, methods, settings.params)
     journal = journal or Journal()
     asking = _Asking(target, methods, settings, progress, journal)
     asking.total = sum(len(q.turns) for task in tasks for q in task.questions) * settings.repeats * len(methods)
@@ -111,12 +112,13 @@ def run_bench(
     )
 
 
-def warm_up(target: TargetModel, methods: Mapping[str, Method], question: Question, params: SamplingParams) -> None:
-    """A short answer of every method, which counts for nothing; what they need often is prepared."""
+def warm_up(target: TargetModel, methods: Mapping[str, Method], params: SamplingParams) -> None:
+    """A short answer of every method, which counts for nothing; what they need often is prepared. It is to no question
+    that is measured: a method that drafts from past answers would know the answer."""
     before = target.expect_many()
-    prompt = prompt_ids(target.tokenizer, question)
+    prompt = prompt_ids(target.tokenizer, WARM_UP)
     if len(prompt) >= target.context_length:
-        prompt = prompt[: target.context_length // 2]  # the question itself will be skipped
+        prompt = prompt[: target.context_length // 2]
     for method in methods.values():
         method.run(prompt, replace(params, max_new_tokens=min(params.max_new_tokens, WARM_UP_TOKENS)))
     target.expect_many(before)

@@ -178,14 +178,14 @@ def tune(
         progress(min(clock() - started, budget), budget, setting)
 
     asking = _Asking(target, methods, asked, settings, tell)
-    warm_up(target, {VANILLA: methods[VANILLA]}, asked[0], settings.params)
+    warm_up(target, {VANILLA: methods[VANILLA]}, settings.params)
     before = clock()
     asking.ask((VANILLA,))  # what an answer costs; drafts cost less, or at least not much more
     each = clock() - before
     names = affordable(settings.names, each, budget - (clock() - started))
     for name in names:
         methods[name] = EngineMethod(Engine(target, make(name), slots=settings.slots))
-    warm_up(target, {name: methods[name] for name in (AUTO, *names)}, asked[0], settings.params)
+    warm_up(target, {name: methods[name] for name in (AUTO, *names)}, settings.params)
     found = search(names, asking.ask, budget - (clock() - started), clock)
     return Tuning(
         target=target.source.name,
