@@ -45,9 +45,10 @@ def command(
     if not loaded.tokenizer.chat_template:
         raise TercelError(f"{target} has no chat template; `tercel generate --raw` continues a text")
     from tercel.decode.engine import Engine
+    from tercel.decode.prefixes import MB, PREFIX_MB
 
     params = open_sampling(asked, loaded)
-    engine = Engine(loaded, open_proposer(head, loaded, draft))
+    engine = Engine(loaded, open_proposer(head, loaded, draft), prefix_cache=PREFIX_MB * MB)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # bytes that are no text are the user's slip, and not the end
     console = result_console()

@@ -60,6 +60,15 @@ class ServerOptions:
     queue: Annotated[
         int, typer.Option(min=0, help="Requests that may wait; beyond, clients are told to.", rich_help_panel=_SERVER)
     ] = 64
+    prefix_cache: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="MB",
+            help="Keep what was computed of prompts and answers in that much, for prompts that begin alike; 0 keeps none.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = 512
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds that a request may take.", rich_help_panel=_SERVER)
     ] = 600.0
@@ -118,6 +127,7 @@ def command(
         api_key=server.key,
         slots=server.slots,
         queue=server.queue,
+        prefix_cache=server.prefix_cache,
         timeout=server.timeout,
         grace=server.grace,
     )

@@ -17,6 +17,7 @@ from tercel.draft.alignment import head_position, token_in
 from tercel.draft.shape import PAPER, TreeShape
 from tercel.errors import TercelError
 from tercel.target_model.backend_names import OPENVINO
+from tercel.target_model.kept import KeptTokens
 from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.prefill import CHUNK
@@ -25,6 +26,7 @@ from tercel.target_model.protocol import TargetModel
 if TYPE_CHECKING:
     from tercel.draft.graph import HeadGraphs
 
+FEATURES = "features"  # the form of what is kept of tokens that the head has not taken in
 WAITING = 32_768  # tokens of all rows at most whose features are held for a head that is not asked
 
 
@@ -55,10 +57,16 @@ class HeadProposer(Proposer):
         self.policy: TreePolicy | None = None
         self._behind: list[list[Committed]] = []  # what the head has not taken in yet, by row
         self._held = 0  # tokens of all that
+        self._resumed: Sequence[Sequence[KeptTokens | None]] = ()  # what those have who come next
 
     @property
     def memory(self) -> CacheMemory:
         return self.state.cache.memory
+
+    @property
+    def rerun(self) -> int | None:
+        """A token's entry has the feature of the one before, and so the last of a prefix has none yet for the next."""
+        return 1 if self.state.resumes and self.window is None else None
 
     def timed_by(self, clock: PhaseClock) -> None:
         self.clock = clock
@@ -68,7 +76,7 @@ class HeadProposer(Proposer):
 
     def reset(self, capacity: int) -> None:
         self.state = self.new_state()
-        self._behind, self._held = [], 0
+        self._behind, self._held, self._resumed = [], 0, ()
 
     def new_state(self) -> HeadState:
         """An empty one, computed by what computes the target."""
@@ -82,20 +90,63 @@ class HeadProposer(Proposer):
     @torch.no_grad()
     def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:
         """Prompts are taken in at once, unless drafting does not pay: then many rows end before one is drafted for."""
+        first = len(self._behind)
         self.state.cache.add_rows(len(rows))
-        for row, prompt in zip(rows, prompts, strict=True):
-            tokens = row.tokens[token_in(0, 0) :]  # row 0 reads the first of them
-            self._behind.append([Committed(tuple(tokens), tuple(layer[0] for layer in prompt.layers))])
-            self._held += len(tokens)
+        self._behind += [[] for _ in rows]
+        self._go_on(rows)
+        for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True), first):
+            tokens = row.tokens[len(row.tokens) - prompt.hidden.shape[1] :]  # each entry reads the token after its own
+            self._wait(number, Committed(tuple(tokens), tuple(layer[0] for layer in prompt.layers)))
         if self.policy is None or not self.policy.idle(len(self._behind)):
             self._take_in(range(len(self._behind) - len(rows), len(self._behind)))
         self._hold_no_more()
 
     def commit(self, committed: Sequence[Committed]) -> None:
-        for behind, one in zip(self._behind, committed, strict=True):
-            behind.append(one)
-            self._held += len(one.tokens)
+        for row, one in enumerate(committed):
+            self._wait(row, one)
         self._hold_no_more()
+
+    def resume(self, kept: Sequence[Sequence[KeptTokens | None]]) -> None:
+        self._resumed = kept
+
+    def _go_on(self, rows: Sequence[Row]) -> None:
+        """Let the last rows, which are new, begin with what was kept: entries, or features that wait further."""
+        first = len(self._behind) - len(rows)
+        pieces = {
+            number: _placed(row.tokens, kept)
+            for number, (row, kept) in enumerate(zip(rows, self._resumed, strict=bool(self._resumed)), first)
+        }
+        self._resumed = ()
+        taken_in = {row: _entries_first(own) for row, own in pieces.items()}
+        self.state.cache.restore({row: own for row, own in taken_in.items() if own})
+        for row, own in pieces.items():
+            for piece in own[len(taken_in[row]) :]:
+                if isinstance(piece, Committed):
+                    self._wait(row, piece)
+                else:
+                    self._take_in([row] if self._behind[row] else [])
+                    self.state.cache.restore({row: [piece]})
+
+    @torch.no_grad()
+    def taken(self, row: int, start: int, end: int, last: Committed | None) -> KeptTokens | None:
+        """The entries that read these tokens, or where the head has taken in none of them, their features. The first
+        token of all, which none reads, has a place too."""
+        if last is not None:
+            self._wait(row, last)
+        known, behind = self.state.cache.lengths[row], self._behind[row]
+        first, stop = max(0, head_position(start)), head_position(end)
+        if behind and known <= first:
+            layers = (torch.cat(layer) for layer in zip(*(part.layers for part in behind), strict=True))
+            kept = KeptTokens(tuple(layers), FEATURES).part(first - known, stop - known)
+        else:
+            if known < stop:
+                self._take_in([row])
+            kept = self.state.cache.taken(row, first, stop)
+        return kept if start else kept.with_first()
+
+    def _wait(self, row: int, one: Committed) -> None:
+        self._behind[row].append(one)
+        self._held += len(one.tokens)
 
     def _hold_no_more(self) -> None:
         if self._held > WAITING:
@@ -148,6 +199,30 @@ class HeadProposer(Proposer):
         depths = [max(0, min(self.shape.depth, self.positions - root)) for root in roots]
         self.limited = self.limited or min(depths) < self.shape.depth
         return depths
+
+
+def _placed(tokens: Sequence[int], kept: Sequence[KeptTokens | None]) -> list[KeptTokens | Committed]:
+    """What was kept of a text's first tokens, without the place of the very first, as entries or as what makes them."""
+    placed: list[KeptTokens | Committed] = []
+    start = 0
+    for piece in kept:
+        assert piece is not None  # a head keeps something of every token
+        end, read = start + len(piece), max(start, token_in(0, 0))
+        own = piece.part(read - start, len(piece))
+        if len(own):
+            placed.append(Committed(tuple(tokens[read:end]), own.tensors) if piece.form == FEATURES else own)
+        start = end
+    return placed
+
+
+def _entries_first(pieces: Sequence[KeptTokens | Committed]) -> list[KeptTokens]:
+    """Those before the first features."""
+    entries = list[KeptTokens]()
+    for piece in pieces:
+        if isinstance(piece, Committed):
+            break
+        entries.append(piece)
+    return entries
 
 
 def head_graphs(head: StepHead, target: TargetModel) -> HeadGraphs | None:

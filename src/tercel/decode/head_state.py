@@ -59,6 +59,7 @@ class HeadState(ABC):
     """
 
     cache: EntryCache
+    resumes = True  # whether a row can go on from entries alone
 
     def __init__(self, head: StepHead, target: TargetModel, window: HeadWindow | None = None) -> None:
         self.head, self.target, self.window = head, target, window

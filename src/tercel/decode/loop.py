@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,8 +28,10 @@ from tercel.chat.panics import guarded
 from tercel.decode.clock import PhaseClock
 from tercel.decode.judge import judge
 from tercel.decode.logprobs import TokenLogprob, prompt_logprobs, token_logprobs
+from tercel.decode.prefixes import PrefixStore
 from tercel.decode.proposer import Proposer
 from tercel.decode.request import ActiveRequest
+from tercel.decode.reuse import Entering, Reuse
 from tercel.decode.sampling import choose_token
 from tercel.decode.trace import StepTrace, trace_first, trace_rows
 from tercel.decode.types import Event, Request
@@ -37,7 +39,7 @@ from tercel.decode.verify import Verdict
 from tercel.errors import TercelError
 from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
-from tercel.target_model.prefill import CHUNK, Prompt, run_chunk
+from tercel.target_model.prefill import CHUNK, run_chunk
 from tercel.target_model.protocol import RowCache, TargetModel
 
 
@@ -46,6 +48,7 @@ class DecodingLoop:
 
     prefill_chunk: most prompt tokens of a step, so that a long prompt does not hold up the answers beside it; None runs
     prompts to their end before the step goes on. clock: where the steps' time is booked, if not on one of its own.
+    prefixes: where it is kept what was computed, for requests that begin alike; None keeps nothing.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class DecodingLoop:
         slots: int = 1,
         prefill_chunk: int | None = None,
         clock: PhaseClock | None = None,
+        prefixes: PrefixStore | None = None,
     ) -> None:
         if not 1 <= slots <= limits.SLOTS:
             raise TercelError(f"a decoding loop has 1 to {limits.SLOTS:,} slots, not {slots}")
@@ -66,10 +70,11 @@ class DecodingLoop:
             target.tree_support.require_chain(target.source.name)
         self.target, self.proposer, self.slots = target, proposer, slots
         self._waiting: deque[ActiveRequest] = deque()
-        self._entering: list[_Entering] = []  # their rows in the cache come after those of
+        self._entering: list[Entering] = []  # their rows in the cache come after those of
         self._rows: list[ActiveRequest] = []
         self._cache: RowCache = target.new_cache(0, 0)
         self._prefill_chunk = prefill_chunk
+        self._reuse = Reuse(None if prefixes is None else prefixes.of(target, proposer), proposer)
         self._submitted = 0
         self._aborted: set[int] = set()  # requests that leave at the next step
         self._clock = PhaseClock(target.device) if clock is None else clock
@@ -131,6 +136,9 @@ class DecodingLoop:
         running = len(self._rows)
         held = [*self._rows, *(entering.request for entering in self._entering)]  # as in the cache
         stay = [place for place, request in enumerate(held) if request.index not in gone]
+        for place, row in enumerate(self._rows):
+            if row.index in gone:
+                self._reuse.keep(self._cache, place, row)
         if len(stay) < len(held):
             self._cache.select_rows(stay)
         if not gone.isdisjoint(row.index for row in self._rows):
@@ -152,6 +160,7 @@ class DecodingLoop:
             traces_B   = trace(verdicts_B, logits_BNV)       of the rows that ask for a record of their steps
             events_B   = take(verdicts_B)                    a + 1 tokens, cut where the answer ends; text
             keep(root and path of every row)                 cache: a + 1 slots stay, the rest is forgotten
+            keep(texts of rows that ended)                   prefixes: for requests that begin alike
             leave(rows that ended or failed)                 in cache and proposer
             commit(a + 1 tokens, layers of root and path)    the proposer's true features, for those who stay
 
@@ -185,6 +194,7 @@ class DecodingLoop:
         with clock.phase("cache"):
             self._cache.keep(paths)
             survivors = _closed_up([event.emission.finish_reason is None for event in events])
+            self._reuse.keep_ended(self._cache, self._rows, judged, paths, events)
             if len(survivors) < len(events):
                 self._cache.select_rows([*survivors, *range(len(events), len(self._cache.lengths))])
                 self.proposer.select_rows(survivors)
@@ -232,24 +242,29 @@ class DecodingLoop:
                 self.proposer.reset(capacity)
             self._cache.add_rows(len(new), capacity)
             started = self._clock.now()
-            self._entering += [_Entering(request, Prompt(request.prompt), started) for request in new]
+            self._entering += [Entering(request, started) for request in new]
         return bool(self._entering)
 
     def _run_prompts(self) -> list[Event]:
         """One chunk of the prompts in flight; those that end join the batch, or leave with their only token."""
         first, layers = len(self._rows), self.proposer.feature_layers
-        prompts, rows = [entering.prompt for entering in self._entering], range(first, len(self._cache.lengths))
+        prompts = self._reuse.prompts(self._entering, self._cache, first)
+        rows = range(first, first + len(prompts))
         done = run_chunk(self.target, prompts, self._cache, rows, self._prefill_chunk or CHUNK, layers)
         ended, self._entering = self._entering[:done], self._entering[done:]
-        outputs = [entering.prompt.output for entering in ended]
+        outputs = [prompt.output for prompt in prompts[:done]]
         events = self._start([entering.request for entering in ended], outputs)
         stay = [i for i, event in enumerate(events) if event.emission.finish_reason is None]
         if len(stay) < done:
-            self._cache.select_rows([*range(first), *(first + i for i in stay), *rows[done:]])
+            others = range(first + done, len(self._cache.lengths))
+            self._cache.select_rows([*range(first), *(first + i for i in stay), *others])
         if stay:
             joining = [ended[i].request for i in stay]
             self._rows += joining
+            self.proposer.resume([ended[i].known.proposer for i in stay])
             self.proposer.admit(joining, [outputs[i] for i in stay])
+            for place, request in enumerate(joining, first):
+                self._reuse.keep(self._cache, place, request)
         now = self._clock.now()
         return [e.request.prefilled(event, now - e.started) for e, event in zip(ended, events, strict=True)]
 
@@ -290,12 +305,3 @@ def _closed_up(stay: Sequence[bool]) -> list[int]:
     count = sum(stay)
     last = (row for row in range(count, len(stay)) if stay[row])
     return [row if stay[row] else next(last) for row in range(count)]
-
-
-@dataclass(frozen=True)
-class _Entering:
-    """A request whose prompt is being run; its row is among those after the running ones. started: by the clock."""
-
-    request: ActiveRequest
-    prompt: Prompt
-    started: float

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tercel.target_model.kept import KeptTokens
 from tercel.target_model.prefill import prefill
 from tercel.target_model.protocol import RowCache, TargetModel
 from tercel.target_model.transfer import to_device
@@ -36,6 +37,16 @@ class ModelState:
         self.cache.add_rows(count, capacity)
         new = torch.zeros(count, self.model.hidden_size, dtype=self.model.dtype, device=self.model.device)
         self.output = torch.cat([self.output, new]) if len(self.output) else new
+
+    def resume(self, row: int, kept: Sequence[KeptTokens | None]) -> None:
+        """Let a new row begin with what was kept of its first tokens, until something is missing."""
+        there = list[KeptTokens]()
+        for piece in kept:
+            if piece is None:
+                break
+            there.append(piece)
+        if there:
+            self.cache.restore({row: there})
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self.cache.select_rows(rows)

@@ -9,6 +9,7 @@ from tercel.decode.clock import PhaseClock
 from tercel.decode.sampling import RandomStream, SamplingParams
 from tercel.decode.types import Committed, Proposal
 from tercel.decode.verify import LossyRule
+from tercel.target_model.kept import KeptTokens
 from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
 
@@ -51,6 +52,14 @@ class Proposer(Protocol):
         """Of what it keeps for every token of its rows."""
         return CacheMemory(0, 0)
 
+    @property
+    def rerun(self) -> int | None:
+        """A request that begins as an earlier one did goes on behind tokens that neither the target nor the proposer reads
+        again. How many of them the target is to run all the same, because what is kept here of a token hangs on those
+        after it; None: requests always have to be read from their first token, as whoever reads features has to unless
+        it says otherwise."""
+        return None if self.feature_layers else 0
+
     def timed_by(self, clock: PhaseClock) -> None:
         """A loop begins to use it, with this clock: whoever drafts with a model books its forwards as `head`."""
         return
@@ -63,9 +72,23 @@ class Proposer(Protocol):
         """Forget all rows; sequences will have up to `capacity` tokens."""
         return
 
+    def taken(self, row: int, start: int, end: int, last: Committed | None) -> KeptTokens | None:
+        """What it keeps of a row's tokens from `start` until `end`, as far as it does, as it lies there: for requests that
+        begin alike. None if it keeps nothing. It must hang on the tokens before `end` alone.
+
+        last: what the row's last step made permanent, if it leaves with that.
+        """
+        return None
+
+    def resume(self, kept: Sequence[Sequence[KeptTokens | None]]) -> None:
+        """The requests that are admitted next begin with tokens of which it kept that, by request and one piece after
+        the other."""
+        return
+
     def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:
-        """Requests enter as the last rows: `prompts` are the target's outputs over their prompts (`[1, T, ..]` each),
-        and `tokens` of each row already ends with the token that the target chose after it."""
+        """Requests enter as the last rows: `prompts` are the target's outputs over their prompts (`[1, T, ..]` each), or
+        over what was run of them, their last `T` tokens (`rerun`), and `tokens` of each row already ends with the token
+        that the target chose after it."""
         return
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
@@ -98,6 +121,10 @@ class PassingOn(Proposer):
     def memory(self) -> CacheMemory:
         return self.inner.memory
 
+    @property
+    def rerun(self) -> int | None:
+        return self.inner.rerun
+
     def timed_by(self, clock: PhaseClock) -> None:
         self.inner.timed_by(clock)
 
@@ -106,6 +133,12 @@ class PassingOn(Proposer):
 
     def reset(self, capacity: int) -> None:
         self.inner.reset(capacity)
+
+    def taken(self, row: int, start: int, end: int, last: Committed | None) -> KeptTokens | None:
+        return self.inner.taken(row, start, end, last)
+
+    def resume(self, kept: Sequence[Sequence[KeptTokens | None]]) -> None:
+        self.inner.resume(kept)
 
     def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:
         self.inner.admit(rows, prompts)

@@ -30,6 +30,7 @@ class ActiveRequest:
             target.tokenizer_or_none if request.text else None,
             context_room=target.context_length - len(request.prompt),
         )
+        self.queried_tokens = self.cached_tokens = 0  # of the prompt: looked for, and found, among what was kept
         self._tokens = list(request.prompt)
         self._accepted: list[int] = []
         self._nodes = 0
@@ -99,5 +100,7 @@ class ActiveRequest:
             decode_seconds=self._decode_seconds,
             split=dict(self._split),
             error=self._error,
+            queried_tokens=self.queried_tokens,
+            cached_tokens=self.cached_tokens,
         )
         return replace(event, result=result)

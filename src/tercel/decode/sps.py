@@ -22,10 +22,11 @@ from tercel.decode.proposer import Proposer, Row
 from tercel.decode.proposers import SPS, Parts, ProposerKind
 from tercel.decode.sampling import SamplingParams, sample, target_distribution
 from tercel.decode.tree_policy import TreePolicy
-from tercel.decode.types import Proposal
+from tercel.decode.types import Committed, Proposal
 from tercel.draft.shape import CHAIN_DEPTH, WIDEST, TreeShape
 from tercel.errors import TercelError
 from tercel.reading import short
+from tercel.target_model.kept import KeptTokens
 from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.protocol import TargetModel
@@ -58,6 +59,7 @@ class SpeculativeSampling(Proposer):
         self._capacity, self._limited = 0, False
         self._state = ModelState(model, self._vocabulary)
         self._rows: list[Row] = []
+        self._resumed: Sequence[Sequence[KeptTokens | None]] = ()  # what those have who come next
         self._clock = PhaseClock(model.device)  # until a loop brings its own
         self._policy: TreePolicy | None = None
 
@@ -74,9 +76,22 @@ class SpeculativeSampling(Proposer):
     def reset(self, capacity: int) -> None:
         self._state, self._rows, self._capacity = ModelState(self.model, self._vocabulary), [], capacity
 
+    def taken(self, row: int, start: int, end: int, last: Committed | None) -> KeptTokens | None:
+        """What the model has read of them, which the last step is no part of."""
+        cache = self._state.cache
+        known = min(end, cache.lengths[row])
+        return cache.taken(row, start, known) if self.model.resumes and start < known else None
+
+    def resume(self, kept: Sequence[Sequence[KeptTokens | None]]) -> None:
+        self._resumed = kept
+
     def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:
+        first, resumed = len(self._rows), self._resumed
+        self._resumed = ()
         self._rows += rows
         self._state.add_rows(len(rows), self._capacity)
+        for row, kept in enumerate(resumed, first):
+            self._state.resume(row, kept)
         self._state.catch_up([row.tokens for row in self._rows])
 
     def select_rows(self, rows: Sequence[int]) -> None:

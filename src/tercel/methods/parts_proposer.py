@@ -34,6 +34,7 @@ class PartsProposer(Proposer):
 
     head_class: ClassVar[type[LastHiddenHead]]
     head: LastHiddenHead
+    rerun = 0  # of a prompt only the last token counts
 
     def __init__(self, parts: Parts) -> None:
         assert parts.head is not None

@@ -39,6 +39,8 @@ class Metrics:
             for position in range(depth):
                 self._places.labels(*self._of, str(position))
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of requests that ended.")
+        self._asked = self._counter("prefix_cache_queries", "Prompt tokens looked for in the prefix cache.")
+        self._found = self._counter("prefix_cache_hits", "Prompt tokens found there, which were not run again.")
         self._generated = self._counter("generation_tokens", "Tokens generated.")
         labels = (*_LABELS, "finished_reason")
         self._ended = Counter("vllm:request_success", "Answers by how they ended.", labels, registry=self._registry)
@@ -60,6 +62,8 @@ class Metrics:
                 self._places.labels(*self._of, str(position)).inc()
         if event.result is not None:
             self._prompt.inc(event.result.prompt_tokens)
+            self._asked.inc(event.result.queried_tokens)
+            self._found.inc(event.result.cached_tokens)
             self._ended.labels(*self._of, event.result.finish_reason).inc()
 
     def page(self) -> bytes:

@@ -13,6 +13,7 @@ from types import FrameType
 import uvicorn
 from sse_starlette.sse import AppStatus
 
+from tercel.decode.prefixes import MB, PrefixStore
 from tercel.decode.proposer import Proposer, innermost
 from tercel.errors import TercelError
 from tercel.serve.app import Server
@@ -76,7 +77,8 @@ def start(
     """What answers at `taken` once it is run; the scheduler runs already."""
     load: list[Scheduler] = []
     metrics = Metrics(settings.name, proposer.max_nodes > 1, _depth(proposer), lambda: load[0].load)
-    scheduler = Scheduler(target, proposer, metrics, settings.slots, settings.queue, settings.prefill_chunk)
+    prefixes = PrefixStore(settings.prefix_cache * MB)
+    scheduler = Scheduler(target, proposer, metrics, settings.slots, settings.queue, settings.prefill_chunk, prefixes)
     load.append(scheduler)
     server = Server(target, settings, scheduler, metrics, int(time.time()))
     AppStatus.disable_automatic_graceful_drain()  # streams end by themselves, each with its last event

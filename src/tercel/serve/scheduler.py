@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Literal, Protocol
 
 from tercel.decode.loop import DecodingLoop
+from tercel.decode.prefixes import PrefixStore
 from tercel.decode.proposer import Proposer
 from tercel.decode.types import Event, Request
 from tercel.decode.vanilla import Vanilla
@@ -54,13 +55,21 @@ class _Lane:
 
 class Scheduler:
     """slots: requests decoded at a time, by each of two proposers (with drafts, and without where somebody asks for
-    that); waiting: how many more are taken. prefill_chunk: prompt tokens of a step, at most."""
+    that); waiting: how many more are taken. prefill_chunk: prompt tokens of a step, at most. prefixes: where it is kept
+    what was computed, for prompts that begin alike."""
 
     def __init__(
-        self, target: TargetModel, proposer: Proposer, observer: Observer, slots: int, waiting: int, prefill_chunk: int
+        self,
+        target: TargetModel,
+        proposer: Proposer,
+        observer: Observer,
+        slots: int,
+        waiting: int,
+        prefill_chunk: int,
+        prefixes: PrefixStore,
     ) -> None:
         self._target, self._observer = target, observer
-        self._slots, self._waiting, self._chunk = slots, waiting, prefill_chunk
+        self._slots, self._waiting, self._chunk, self._prefixes = slots, waiting, prefill_chunk, prefixes
         self._drafting, self._plain = (self._lane(one) for one in (proposer, Vanilla()))
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
@@ -232,4 +241,4 @@ class Scheduler:
         return _Lane(proposer, self._loop(proposer))
 
     def _loop(self, proposer: Proposer) -> DecodingLoop:
-        return DecodingLoop(self._target, proposer, self._slots, self._chunk)
+        return DecodingLoop(self._target, proposer, self._slots, self._chunk, prefixes=self._prefixes)

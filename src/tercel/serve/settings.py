@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from tercel import limits
+from tercel.decode.prefixes import PREFIX_MB
 from tercel.errors import TercelError
 
 CHUNK = 128  # prompt tokens of a step: those who are answered meanwhile wait for no more
@@ -15,7 +16,8 @@ CHUNK = 128  # prompt tokens of a step: those who are answered meanwhile wait fo
 class ServerSettings:
     """name: what the model is called in requests. slots: requests decoded at a time; queue: how many may wait for one.
     timeout: seconds that a request may take. grace: seconds that answers get to end in when the server is stopped; what
-    is left is cut. choices: answers that one request may ask for.
+    is left is cut. choices: answers that one request may ask for. prefix_cache: megabytes in which is kept what was
+    computed for prompts and answers, for later prompts that begin alike.
 
     Raises `TercelError` for a value outside its range.
     """
@@ -30,6 +32,7 @@ class ServerSettings:
     timeout: float = 600.0
     grace: float = 20.0
     choices: int = 16
+    prefix_cache: int = PREFIX_MB
 
     def __post_init__(self) -> None:
         def check(name: str, fine: bool, wanted: str) -> None:
@@ -43,6 +46,7 @@ class ServerSettings:
         check("timeout", 0 < self.timeout <= limits.COUNT, "a positive number of seconds")
         check("grace", 0 <= self.grace <= limits.COUNT, "a number of seconds")
         check("choices", 1 <= self.choices <= limits.SLOTS, f"from 1 to {limits.SLOTS:,}")
+        check("prefix_cache", 0 <= self.prefix_cache <= limits.COUNT, "a number of megabytes, or 0 for none")
         key = self.api_key
         if key is not None and (not key.isascii() or not key.isprintable() or not key.strip() or key != key.strip()):
             raise TercelError("the API key must be printable ASCII without blanks around it")

@@ -40,6 +40,7 @@ class MaskedBlocks:
         self.same_bits = same_bits
         self._windows = attention_windows(stock.config)
         self.renews = stock.rope is None or bool(stock.rope.modules)
+        self.resumes = stock.rope is None or not stock.rope.modules  # where keys do not depend on what comes after
 
     def expect_many(self, many: bool = True) -> bool:
         """There is nothing to prepare."""

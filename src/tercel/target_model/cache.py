@@ -11,7 +11,7 @@ all slots too; their window is a matter of the mask, so that rolling back stays 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import Cache
 
 from tercel.errors import TercelError
+from tercel.target_model.kept import KeptTokens
 from tercel.target_model.memory import CacheMemory
 from tercel.target_model.row_states import MaskPool, RowStates, padded
 from tercel.target_model.transfer import to_device
@@ -140,6 +141,20 @@ class TargetCache(Cache):
         """Empty a row, to be filled again as a part of a sequence of `turned_for` tokens."""
         self.lengths[row], self.turned_for[row] = 0, turned_for
 
+    def taken(self, row: int, start: int, end: int) -> KeptTokens:
+        self._layout = self._layout or _Layout.of(self._storages)
+        assert self._layout is not None  # of a row that holds tokens
+        return KeptTokens(tuple(self._storages[row].slots(self._layout, start, end)), self._layout)
+
+    def restore(self, kept: Mapping[int, Sequence[KeptTokens]]) -> None:
+        for row, pieces in kept.items():
+            storage = self._storages[row]
+            self._layout = self._layout or pieces[0].form
+            storage.open(self._layout, self.lengths[row], sum(map(len, pieces)))
+            for piece in pieces:
+                storage.fill(self.lengths[row], piece.tensors)
+                self.lengths[row] += len(piece)
+
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only `rows`, in that order (finished requests leave the batch)."""
         self.lengths = [self.lengths[row] for row in rows]
@@ -232,6 +247,18 @@ class _RowStorage:
                 old = before[number] if before else None
                 if old is not None and slots:
                     part[:, :slots] = old[:, :slots]
+
+    def slots(self, layout: _Layout, start: int, end: int) -> list[Tensor]:
+        """`[n, Hkv, t, D]` a group; views, once all layers are known."""
+        if self._stacks:
+            return [stack[:, :, start:end] for stack in self._stacks]
+        groups = ([self.parts[number] for number in numbers] for numbers in layout.groups.values())
+        return [torch.stack([part[:, start:end] for part in group if part is not None]) for group in groups]
+
+    def fill(self, start: int, tensors: Sequence[Tensor]) -> None:
+        """Write `[n, Hkv, t, D]` a group from slot `start` on, where room is."""
+        for stack, own in zip(self._stacks, tensors, strict=True):
+            stack.narrow(2, start, own.shape[2]).copy_(own)
 
     def move(self, start: int, path: Sequence[int]) -> None:
         """Let the block's tokens `path` lie one after another from slot `start` on."""

@@ -208,6 +208,10 @@ class Target:
             return ", because beyond that its RoPE rotates all earlier tokens again"
         return ""
 
+    @property
+    def resumes(self) -> bool:
+        return self._blocks.resumes
+
     @cached_property
     def work(self) -> TargetWork:
         whole = self.int8 if self.backend == OPENVINO else None  # torch computes with what they stand for

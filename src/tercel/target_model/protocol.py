@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from tercel.target_model.kept import KeptTokens
 from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput
 from tercel.target_model.sources import Source
@@ -51,16 +52,28 @@ class RowCache(Protocol):
         """Keep only these rows, in this order."""
         ...
 
+    def taken(self, row: int, start: int, end: int) -> KeptTokens:
+        """What a row holds of its committed tokens from `start` until `end`, as it lies there until the row changes:
+        whoever keeps it copies it. Of a target that `resumes` alone."""
+        ...
+
+    def restore(self, kept: Mapping[int, Sequence[KeptTokens]]) -> None:
+        """Commit tokens of which a cache like this one held that, by row and one piece after the other, behind what the
+        rows hold."""
+        ...
+
 
 class Blocks(Protocol):
     """The part of a target that a backend brings: how blocks run and what they leave behind.
 
     The methods are those of `TargetModel`. backend: its name; renews: whether `renew` can fill a row anew;
-    torch_threads: how many threads torch should have beside it, None for as many as it has.
+    resumes: whether a row can begin with what another one held; torch_threads: how many threads torch should have beside
+    it, None for as many as it has.
     """
 
     backend: str
     renews: bool
+    resumes: bool
 
     @property
     def torch_threads(self) -> int | None: ...
@@ -159,6 +172,11 @@ class TargetModel(Protocol):
     @property
     def why_no_longer(self) -> str:
         """What to add where that limit is named, if it is not what the positions allow."""
+        ...
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a row can begin with what another one held of the same first tokens (`RowCache.restore`)."""
         ...
 
     @property

@@ -7,7 +7,7 @@ cache, one for each row, and whole blocks alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from transformers import DynamicCache, PretrainedConfig
 
 from tercel.errors import TercelError
 from tercel.target_model.backend_names import TORCH
+from tercel.target_model.kept import KeptTokens
 from tercel.target_model.memory import CacheMemory
 from tercel.target_model.output import TargetOutput, joined
 from tercel.target_model.protocol import RowCache
@@ -58,6 +59,12 @@ class StepCache:
         self.caches = [self.caches[row] for row in rows]
         self.lengths = [self.lengths[row] for row in rows]
 
+    def taken(self, row: int, start: int, end: int) -> KeptTokens:
+        raise TercelError("this model keeps a state that cannot be cut between two tokens")
+
+    def restore(self, kept: Mapping[int, Sequence[KeptTokens]]) -> None:
+        raise TercelError("this model keeps a state that cannot be cut between two tokens")
+
 
 class TokenSteps:
     """Blocks are causal and their positions follow the cache, whatever they are said to be."""
@@ -66,6 +73,7 @@ class TokenSteps:
     torch_threads = None
     block_widths = ()
     renews = False  # a state cannot be filled anew in place
+    resumes = False
 
     def __init__(self, stock: StockDecoder) -> None:
         self._stock = stock

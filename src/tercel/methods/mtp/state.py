@@ -48,6 +48,7 @@ class MtpState(HeadState):
         super().__init__(head, target, window)
         self.cache: MtpCache = MtpCache()
         self.size = head.config.hidden_size
+        self.resumes = len(head.layers) == 1  # the others read what the one before gave for the token before
 
     def extend(
         self, features: Sequence[Sequence[Tensor]], entries: Sequence[Sequence[int]], rows: Sequence[int] | None = None

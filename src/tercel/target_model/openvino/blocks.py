@@ -48,6 +48,7 @@ class OpenVinoBlocks:
     torch_threads = 1  # of torch's own there is little to compute
     block_widths = (1, 4, 8, 16, 32, 64, 128)
     renews = False  # what it would be needed for is refused
+    resumes = True
 
     def __init__(self, target: Target, capture: Sequence[int], keep: bool, say: Say) -> None:
         self._target, self._keep, self._say = target, keep, say

@@ -11,12 +11,13 @@ Shape legend: B rows of a run, T block length, H key/value heads, S slots, D hea
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from tercel.errors import TercelError
+from tercel.target_model.kept import KeptTokens
 from tercel.target_model.memory import CacheMemory
 from tercel.target_model.openvino.graph import Layout
 from tercel.target_model.openvino.places import BLOCK, STEP, slots_before, slots_of
@@ -111,6 +112,24 @@ class SlotCache:
         self.lengths += [0] * count
         self.forgotten += [0] * count
         self._arrange()
+
+    def taken(self, row: int, start: int, end: int) -> KeptTokens:
+        shelf, at = self._at[row]
+        there = slots_of(start, end) if end > start else slice(0)
+        return KeptTokens(tuple(storage[:, at, :, there] for storage in shelf.storage))
+
+    def restore(self, kept: Mapping[int, Sequence[KeptTokens]]) -> None:
+        starts = list(self.lengths)
+        for row, pieces in kept.items():
+            self.lengths[row] += sum(map(len, pieces))
+        self._arrange()  # once for all of them
+        for row, pieces in kept.items():
+            (shelf, at), start = self._at[row], starts[row]
+            for piece in pieces:
+                there = slots_of(start, start + len(piece))
+                for storage, own in zip(shelf.storage, piece.tensors, strict=True):
+                    storage[:, at, :, there] = own
+                start += len(piece)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         numbers = {row: number for number, row in enumerate(rows)}
