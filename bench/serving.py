@@ -9,9 +9,10 @@ other, greedily, streamed. Nothing else may run on the machine meanwhile.
 
     python bench/serving.py smollm2-135m --turns 6 --json out/turns.json
 
-instead has one client go through conversations of so many turns, with drafts, at a server with a prefix cache and at one
-without, in turns; the demo prompts are their questions, one after the other, each conversation beginning with another. It
-tells the time to the first token of every turn, with how many tokens its prompt had and how many of them were known.
+instead has one client go through conversations of so many turns, with drafts, at a server with a prefix cache and at
+one without, in turns; the demo prompts are their questions, one after the other, each conversation beginning with
+another. It tells the time to the first token of every turn, with how many tokens its prompt had and how many of them
+were known.
 """
 
 from __future__ import annotations

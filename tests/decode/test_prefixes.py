@@ -206,7 +206,8 @@ def test_a_proposer_that_cannot_go_on_is_not_asked_to() -> None:
         engine = Engine(target, proposer, prefix_cache=AMPLE)
         results = conversation(engine)
         assert texts_of(results) == texts_of(asked)
-        assert not any(result.cached_tokens for result in results) and not engine.prefixes.held
+        assert not any(result.cached_tokens for result in results)
+        assert not engine.prefixes.held
 
 
 @pytest.mark.parametrize("arch", ["mamba", "bloom", "qwen3_next", "longrope"])
@@ -215,7 +216,8 @@ def test_a_target_whose_state_cannot_be_cut_reads_whole_prompts(arch: str) -> No
     engine = Engine(target, Vanilla(), prefix_cache=AMPLE)
     results = conversation(engine)
     assert texts_of(results) == texts_of(conversation(Engine(target, Vanilla())))
-    assert not any(result.cached_tokens for result in results) and not engine.prefixes.held
+    assert not any(result.cached_tokens for result in results)
+    assert not engine.prefixes.held
 
 
 def mixed(count: int, seed: int) -> list[Request]:
@@ -293,9 +295,10 @@ def test_who_wants_the_whole_prompts_logprobs_has_it_run() -> None:
     request = Request((*SYSTEM, 9), GREEDY, logprobs=2, echo=True)
     engine = Engine(target, Vanilla(), prefix_cache=AMPLE)
     first, again = (
-        [event for event in engine.stream([request]) if event.prompt_logprobs][0].prompt_logprobs for _ in range(2)
+        next(event for event in engine.stream([request]) if event.prompt_logprobs).prompt_logprobs for _ in range(2)
     )
-    assert first == again and len(first) == len(SYSTEM)
+    assert first == again
+    assert len(first) == len(SYSTEM)
 
 
 @pytest.mark.parametrize("name", [VANILLA, EAGLE3, SPS])
@@ -424,5 +427,5 @@ def test_a_head_that_waits_is_known_by_features(idle: tuple[int, ...]) -> None:
     cold.catch_up()
     theirs = cold.state.cache.taken(0, 0, len(row.tokens) - 1)
     for mine, wanted in zip(ours.tensors, theirs.tensors, strict=True):
-        torch.testing.assert_close(mine, wanted)
+        torch.testing.assert_close(mine, wanted, atol=1e-4, rtol=1e-4)  # of other blocks, which round otherwise
     assert proposer._held == 0

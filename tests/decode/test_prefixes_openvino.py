@@ -1,4 +1,5 @@
-"""On OpenVINO a row that goes on from what is known holds, bit for bit, what one holds whose whole text was a prompt."""
+"""On OpenVINO a row that goes on from what is known holds, bit for bit, what one holds whose whole text was a
+prompt."""
 
 from __future__ import annotations
 
@@ -30,13 +31,16 @@ def test_a_turn_after_known_ones_has_the_bits_of_a_whole_prefill(arch: str, dtyp
     """The conversation crosses the border of a chunk of slots, its answers stem from trees."""
     target = on_openvino(reference_of(arch, dtype, max_position_embeddings=1024))
     params, text = SamplingParams(max_new_tokens=24, ignore_eos=True), tuple(5 + i % 90 for i in range(350))
-    answer = Engine(target, Vanilla()).generate([Request(text, params)])[0].tokens
-    proposers: list[Proposer] = [Oracle({text: answer}), Eagle3(random_draft(target), target, TreeShape(3, 3, 8))]
+    asked = [text, (7, *text[:40])]  # one that leaves while the other goes on
+    told = [result.tokens for result in Engine(target, Vanilla()).generate([Request(one, params) for one in asked])]
+    answer = told[0]
+    oracle = Oracle(dict(zip(asked, told, strict=True)))
+    proposers: list[Proposer] = [oracle, Eagle3(random_draft(target), target, TreeShape(3, 3, 8))]
     for proposer in proposers:
         store = PrefixStore(AMPLE)
         loop = DecodingLoop(target, proposer, slots=2, prefill_chunk=100, prefixes=store)
-        loop.submit(Request(text, params))
-        loop.submit(Request((7, *text[:40]), params))
+        for one in asked:
+            loop.submit(Request(one, params))
         while loop.pending:
             loop.step()
         second = (*text, *answer, *range(20, 40))

@@ -65,7 +65,7 @@ class ServerOptions:
         typer.Option(
             min=0,
             metavar="MB",
-            help="Keep what was computed of prompts and answers in that much, for prompts that begin alike; 0 keeps none.",
+            help="Keep in that much what was computed of texts, for prompts that begin alike; 0 keeps none.",
             rich_help_panel=_SERVER,
         ),
     ] = 512

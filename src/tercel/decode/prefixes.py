@@ -1,8 +1,8 @@
 """What was computed for the beginnings of texts, for requests that begin alike: a chat's next turn, a system message
 that many share. Bounded in bytes; what was not used for the longest time goes first.
 
-The beginnings are a tree whose edges are tokens. A node holds up to `PIECE` of them, with what the target's cache and the
-proposer keep of them, and ends where two texts part, so nothing is held twice.
+The beginnings are a tree whose edges are tokens. A node holds up to `PIECE` of them, with what the target's cache and
+the proposer keep of them, and ends where two texts part, so nothing is held twice.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class PrefixStore:
 
     def split(self, node: _Node, count: int) -> _Node:
         """Let a node of the first `count` tokens stand above the rest; returns it."""
-        assert node.parent is not None and node.target is not None
+        assert node.parent is not None
+        assert node.target is not None
         target, own = node.target, node.proposer
         upper = _Node(
             node.tokens[:count],
@@ -125,7 +126,8 @@ class PrefixStore:
         return upper
 
     def _forget(self, leaf: _Node) -> None:
-        assert leaf.parent is not None and not leaf.children
+        assert leaf.parent is not None
+        assert not leaf.children
         del leaf.parent.children[leaf.tokens[0]], self._order[leaf]
         self.held -= leaf.nbytes
 

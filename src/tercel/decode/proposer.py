@@ -54,10 +54,10 @@ class Proposer(Protocol):
 
     @property
     def rerun(self) -> int | None:
-        """A request that begins as an earlier one did goes on behind tokens that neither the target nor the proposer reads
-        again. How many of them the target is to run all the same, because what is kept here of a token hangs on those
-        after it; None: requests always have to be read from their first token, as whoever reads features has to unless
-        it says otherwise."""
+        """A request that begins as an earlier one did goes on behind tokens that neither the target nor the proposer
+        reads again. How many of them the target is to run all the same, because what is kept here of a token hangs on
+        those after it; None: requests always have to be read from their first token, as whoever reads features has to
+        unless it says otherwise."""
         return None if self.feature_layers else 0
 
     def timed_by(self, clock: PhaseClock) -> None:
@@ -73,8 +73,8 @@ class Proposer(Protocol):
         return
 
     def taken(self, row: int, start: int, end: int, last: Committed | None) -> KeptTokens | None:
-        """What it keeps of a row's tokens from `start` until `end`, as far as it does, as it lies there: for requests that
-        begin alike. None if it keeps nothing. It must hang on the tokens before `end` alone.
+        """What it keeps of a row's tokens from `start` until `end`, as far as it does, as it lies there: for requests
+        that begin alike. None if it keeps nothing. It must hang on the tokens before `end` alone.
 
         last: what the row's last step made permanent, if it leaves with that.
         """
@@ -86,9 +86,9 @@ class Proposer(Protocol):
         return
 
     def admit(self, rows: Sequence[Row], prompts: Sequence[TargetOutput]) -> None:
-        """Requests enter as the last rows: `prompts` are the target's outputs over their prompts (`[1, T, ..]` each), or
-        over what was run of them, their last `T` tokens (`rerun`), and `tokens` of each row already ends with the token
-        that the target chose after it."""
+        """Requests enter as the last rows: `prompts` are the target's outputs over their prompts (`[1, T, ..]` each),
+        or over what was run of them, their last `T` tokens (`rerun`), and `tokens` of each row already ends with the
+        token that the target chose after it."""
         return
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:

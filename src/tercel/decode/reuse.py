@@ -1,4 +1,5 @@
-"""Where the loop's requests go on from what was computed for earlier ones, and what of theirs is kept (`prefixes.py`)."""
+"""Where the loop's requests go on from what was computed for earlier ones, and what of theirs is kept
+(`prefixes.py`)."""
 
 from __future__ import annotations
 
@@ -15,16 +16,18 @@ from tercel.target_model.kept import KeptTokens
 from tercel.target_model.prefill import Prompt
 from tercel.target_model.protocol import RowCache
 
+NOTHING = Known()
+
 
 @dataclass
 class Entering:
-    """A request whose prompt is being run; its row is among those after the running ones. started: by the clock. prompt:
-    what is run of it, once that has begun; known: what was there already."""
+    """A request whose prompt is being run; its row is among those after the running ones. started: by the clock.
+    prompt: what is run of it, once that has begun; known: what was there already."""
 
     request: ActiveRequest
     started: float
     prompt: Prompt | None = None
-    known: Known = Known()
+    known: Known = NOTHING
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class Reuse:
     proposer: Proposer
 
     def prompts(self, entering: Sequence[Entering], cache: RowCache, first: int) -> list[Prompt]:
-        """The first prompts, those that may run now: one at its beginning goes on from what is known of it, and waits, with
-        those behind it, while one before it is going to tell more. first: the row of the first."""
+        """The first prompts, those that may run now: one at its beginning goes on from what is known of it, and waits,
+        with those behind it, while one before it is going to tell more. first: the row of the first."""
         prompts, known = list[Prompt](), dict[int, Sequence[KeptTokens]]()
         for place, one in enumerate(entering):
             if one.prompt is None:

@@ -169,10 +169,11 @@ class GenerationResult:
     """A finished answer, or what there was of one that was aborted or failed.
 
     tokens: generated, an end token included. queried_tokens: of the prompt, that were looked for among what is kept of
-    earlier requests; cached_tokens: that were found there, and not run. finish_reason: as in `Emission`. error: what ended it alone, while others
-    went on; its text is one sentence for the user if it is a `TercelError`. prefill_seconds: from when its prompt began
-    to run until its first token. steps: target forwards after prefill. accepted: accepted draft tokens
-    of each step. nodes: tree nodes verified in all, roots included. split: seconds a phase of its steps (`clock.py`).
+    earlier requests; cached_tokens: that were found there, and not run. finish_reason: as in `Emission`. error: what
+    ended it alone, while others went on; its text is one sentence for the user if it is a `TercelError`.
+    prefill_seconds: from when its prompt began to run until its first token. steps: target forwards after prefill.
+    accepted: accepted draft tokens of each step. nodes: tree nodes verified in all, roots included. split: seconds a
+    phase of its steps (`clock.py`).
     """
 
     tokens: tuple[int, ...]

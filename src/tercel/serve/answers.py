@@ -79,20 +79,21 @@ class Writer:
 
     @property
     def usage(self) -> Json:
-        """Tokens of prompts and answers. Cached are those of prompts that were there before this request; what its later
-        choices have of the first is not counted. Accepted and rejected are draft tokens that the target verified: those that
-        are part of the answer, and all others."""
+        """Tokens of prompts and answers. Cached are those of prompts that were there before this request; what its
+        later choices have of the first is not counted. Accepted and rejected are draft tokens that the target
+        verified: those that are part of the answer, and all others."""
         results = [choice.result for choice in self._choices if choice.result is not None]
         prompt = sum(map(len, self.job.prompts))
         answer = sum(self._length(choice) for choice in self._choices)
         first = [choice.result for choice in self._choices[:: self.asked.n or 1] if choice.result is not None]
+        cached = sum(result.cached_tokens for result in first)
         accepted = sum(sum(result.accepted) for result in results)
         drafted = sum(result.nodes - result.steps for result in results)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": answer,
             "total_tokens": prompt + answer,
-            "prompt_tokens_details": {"cached_tokens": sum(result.cached_tokens for result in first), "audio_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": drafted - accepted,

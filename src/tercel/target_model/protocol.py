@@ -66,9 +66,9 @@ class RowCache(Protocol):
 class Blocks(Protocol):
     """The part of a target that a backend brings: how blocks run and what they leave behind.
 
-    The methods are those of `TargetModel`. backend: its name; renews: whether `renew` can fill a row anew;
-    resumes: whether a row can begin with what another one held; torch_threads: how many threads torch should have beside
-    it, None for as many as it has.
+    The methods are those of `TargetModel`. backend: its name; renews: whether `renew` can fill a row anew; resumes:
+    whether a row can begin with what another one held; torch_threads: how many threads torch should have beside it,
+    None for as many as it has.
     """
 
     backend: str
