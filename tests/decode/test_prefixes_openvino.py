@@ -35,7 +35,9 @@ def test_a_turn_after_known_ones_has_the_bits_of_a_whole_prefill(arch: str, dtyp
     told = [result.tokens for result in Engine(target, Vanilla()).generate([Request(one, params) for one in asked])]
     answer = told[0]
     oracle = Oracle(dict(zip(asked, told, strict=True)))
-    proposers: list[Proposer] = [oracle, Eagle3(random_draft(target), target, TreeShape(3, 3, 8))]
+    draft = random_draft(target)
+    draft.head.to(dtype)
+    proposers: list[Proposer] = [oracle, Eagle3(draft, target, TreeShape(3, 3, 8))]
     for proposer in proposers:
         store = PrefixStore(AMPLE)
         loop = DecodingLoop(target, proposer, slots=2, prefill_chunk=100, prefixes=store)
