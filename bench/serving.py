@@ -130,7 +130,7 @@ def turn_by_turn(given: argparse.Namespace, texts: Sequence[str]) -> list[dict[s
     names = [given.target, *([given.head] if given.head else []), "--slots", "1", *given.serve]
     ways = {"cached": [], "whole": ["--prefix-cache", "0"]}
     told: dict[str, list[list[Told]]] = {way: [] for way in ways}
-    with served([*names, *ways["cached"]]) as cached, served([*names, *ways["whole"]]) as whole:
+    with served([*names, *ways["cached"]]) as (cached, _), served([*names, *ways["whole"]]) as (whole, _):
         urls = {"cached": cached, "whole": whole}
         for number in range(-1, given.rounds):  # the first warms up, with other texts
             asked = [texts[(number + turn) % len(texts)] for turn in range(given.turns)]
