@@ -17,6 +17,7 @@ from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.decode.vanilla import Vanilla
 from tercel.draft.shape import TreeShape
+from tercel.target_model.openvino.places import SECOND_CHUNK
 from tercel.target_model.prefill import prefill
 from tests.decode.drafts import Oracle, random_draft
 from tests.target_model.test_openvino import on_openvino, reference_of
@@ -25,12 +26,22 @@ pytestmark = pytest.mark.usefixtures("every_core")
 AMPLE = 1 << 26
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_a_turn_after_known_ones_has_the_bits_of_a_whole_prefill(arch: str, dtype: torch.dtype) -> None:
-    """The conversation crosses the border of a chunk of slots, its answers stem from trees."""
-    target = on_openvino(reference_of(arch, dtype, max_position_embeddings=1024))
-    params, text = SamplingParams(max_new_tokens=24, ignore_eos=True), tuple(5 + i % 90 for i in range(350))
+@pytest.mark.parametrize(
+    ("arch", "dtype", "weights"),
+    [
+        ("llama", torch.bfloat16, None),
+        ("llama", torch.float32, None),
+        ("gemma3", torch.bfloat16, None),
+        ("llama", torch.bfloat16, "int8"),
+    ],
+    ids=["llama bfloat16", "llama float32", "gemma3 bfloat16", "llama int8"],
+)
+def test_a_turn_after_known_ones_has_the_bits_of_a_whole_prefill(
+    arch: str, dtype: torch.dtype, weights: str | None
+) -> None:
+    """What is known crosses the border of a chunk of slots, in an answer out of trees."""
+    target = on_openvino(reference_of(arch, dtype, weights, max_position_embeddings=1024))
+    params, text = SamplingParams(max_new_tokens=24, ignore_eos=True), tuple(5 + i % 90 for i in range(375))
     asked = [text, (7, *text[:40])]  # one that leaves while the other goes on
     told = [result.tokens for result in Engine(target, Vanilla()).generate([Request(one, params) for one in asked])]
     answer = told[0]
@@ -49,7 +60,7 @@ def test_a_turn_after_known_ones_has_the_bits_of_a_whole_prefill(arch: str, dtyp
         prefixes = store.of(target, proposer)
         assert prefixes is not None
         known = prefixes.take(second)
-        assert known.tokens >= len(text) + len(answer) - 2
+        assert known.tokens >= len(text) + len(answer) - 2 > SECOND_CHUNK
         warm, cold = target.new_cache(2, 0), target.new_cache(1, 0)
         warm.restore({1: known.target})
         rest = prefill(target, [second[known.tokens :]], warm, [1])[0]
