@@ -143,6 +143,22 @@ def test_a_text_longer_than_the_store_keeps_its_beginning() -> None:
     assert store.prefixes.known([1] * 10) == 0
 
 
+def test_a_change_that_was_interrupted_leaves_nothing_to_go_on_from() -> None:
+    store = Store(1 << 20)
+    store.keep([1] * 10)
+
+    def interrupted(start: int) -> tuple[KeptTokens, KeptTokens | None]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.prefixes.keep([1, 1, 2], interrupted)  # its node is split by then
+    for root in list(store.store._roots):
+        assert store.store.of(*root) is not None  # as the next loop asks
+    assert (store.store.held, store.prefixes.known([1] * 10)) == (0, 0)
+    store.keep([1] * 10)
+    assert store.taken([*[1] * 10, 2]) == 10
+
+
 def proposer_of(name: str, target: Target, shape: TreeShape | None = TREE) -> Proposer:
     if name in (EAGLE3, SAMPLED_CHAIN):
         return make_proposer(name, target, head=random_draft(target), shape=shape, costs=CHEAP)
