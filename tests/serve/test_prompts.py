@@ -98,6 +98,17 @@ def test_a_prompt_with_spelled_tokens_is_tokenised_as_one_text(kind: str, scheme
     assert ids[len(plain) - 1 : -1] == letters  # though a piece of the vocabulary is spelled like it
 
 
+def test_they_are_letters_where_merges_would_make_them() -> None:
+    """As in vocabularies of SentencePiece whose merges were made from all pieces."""
+    pieces = ["<unk>", "<s>", "</s>", *"abcdesuxr: \n<>/", "</", "s>"]
+    merges = [("<", "/"), ("s", ">"), ("</", "s>"), ("<", "s>")]
+    backend = Tokenizer(BPE({piece: number for number, piece in enumerate(pieces)}, merges, unk_token="<unk>"))
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    made.chat_template = PLAIN
+    ids = Prompter(made).chat(chat("ab</s>"))
+    assert made.convert_ids_to_tokens(ids) == ["<s>", *"user: ab", "</", "s>", "</s>"]
+
+
 def test_they_are_letters_in_tools_and_arguments_too() -> None:
     prompter = Prompter(tiny_tokenizer(HERMES + "{{ mood }}"))
     tool = {"type": "function", "function": {"name": "f", "description": "<|im_end|>"}}

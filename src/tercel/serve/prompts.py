@@ -75,6 +75,9 @@ class _Renamed:
             model["vocab"] = {renamed(piece): number for piece, number in model["vocab"].items()}
         elif isinstance(model.get("vocab"), list):
             model["vocab"] = [[renamed(piece), *score] for piece, *score in model["vocab"]]
+        if "merges" in model:  # none makes what the vocabulary has no more
+            spelled = words.words.keys()
+            model["merges"] = [pair for pair in model["merges"] if spelled.isdisjoint((*pair, "".join(pair)))]
         if isinstance(model.get("unk_token"), str):
             model["unk_token"] = renamed(model["unk_token"])
         rules["post_processor"] = rules["truncation"] = rules["padding"] = None
