@@ -124,7 +124,7 @@ def make_trainers(folder: Path) -> None:
 
 
 def make_lmeval(folder: Path) -> None:
-    """lm-eval, which asks a server of this package (`bench/lm_eval.py`)."""
+    """lm-eval, which asks a server of this package (`bench/lmeval.py`)."""
     pip(folder, *LM_EVAL)
     run(folder / "bin" / "python", "-c", "import lm_eval.models.openai_completions, transformers")
 
