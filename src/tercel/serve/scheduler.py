@@ -93,8 +93,9 @@ class Scheduler:
     @property
     def load(self) -> tuple[int, int]:
         """Requests that are decoded, and requests that wait for a slot."""
-        running = sum(lane.loop.pending - lane.loop.waiting for lane in self._lanes)
-        return running, max(0, self._taken - running)
+        taken = self._taken
+        running = min(sum(lane.loop.pending - lane.loop.waiting for lane in self._lanes), taken)
+        return running, taken - running
 
     # -- called by whoever serves
 
