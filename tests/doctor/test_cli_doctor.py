@@ -201,6 +201,21 @@ def test_containers_have_the_head_mounted(world: World, folder: Path, tmp_path: 
     assert hub["volumes"].keys() == {hub["services"][engine]["volumes"][1]["source"]}
 
 
+def test_a_head_of_the_hubs_cache_is_mounted_with_its_files(world: World, folder: Path, tmp_path: Path) -> None:
+    """Whose folder holds links into another."""
+    blobs, snapshot = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "abc"
+    shutil.copytree(folder, blobs)
+    snapshot.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
+    asked = ["serve-command", str(snapshot), "--target", "owner/name", "--engine", "vllm"]
+    words = shlex.split(run(*asked, "--container").out)
+    mounts = [words[place + 1] for place, word in enumerate(words) if word == "--mount"]
+    assert mounts == [f"type=bind,source={path},target={path},readonly" for path in (snapshot, blobs)]
+    volumes = yaml.safe_load(run(*asked, "--compose").out)["services"]["vllm"]["volumes"]
+    assert [volume["source"] for volume in volumes if volume["type"] == "bind"] == [str(snapshot), str(blobs)]
+
+
 def test_a_folder_that_the_engine_would_misread(world: World, folder: Path) -> None:
     edit_json(folder / "config.json", lambda config: config.update(norm_before_residual=True))
     ended = run("serve-command", str(folder), "--engine", "vllm", "--target", str(world.folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Deployment:
             words = ["docker", "run", "--rm", "--gpus", "all", "--ipc", "host"]
             # machines meet at ports of their own choice
             words += ["--network", "host"] if self.layout.nodes > 1 else ["--publish", self._port]
-            for folder in self.folders:
+            for folder in self._mounted:
                 words += ["--mount", f"type=bind,source={folder},target={folder},readonly"]
             cache = f" --env HF_TOKEN --volume ~/.cache/huggingface:{_CACHE}" if self.from_hub else ""
             made.append(f"{shlex.join(words)}{cache} {shlex.join([self._image, *self._inside(node)])}")
@@ -52,7 +53,7 @@ class Deployment:
             raise TercelError("a compose file is for one machine; take --container for several")
         volumes: list[Any] = [
             {"type": "bind", "source": _literal(str(folder)), "target": _literal(str(folder)), "read_only": True}
-            for folder in self.folders
+            for folder in self._mounted
         ]
         gpus = {"driver": "nvidia", "count": self.layout.gpus, "capabilities": ["gpu"]}
         asks = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{self.engine.port}/health', timeout=5)"
@@ -83,6 +84,13 @@ class Deployment:
         if self.engine.image is None:
             raise TercelError(f"no container of {self.engine.title} is known here; leave out --container and --compose")
         return self.engine.image
+
+    @property
+    def _mounted(self) -> tuple[Path, ...]:
+        """The folders, and those that links in them lead to, as in the Hub's cache."""
+        links = [file for folder in self.folders for file in folder.iterdir() if file.is_symlink()]
+        led_to = (Path(os.path.normpath(link.parent / link.readlink())).parent for link in links)
+        return tuple(dict.fromkeys((*self.folders, *led_to)))
 
     @property
     def _port(self) -> str:
