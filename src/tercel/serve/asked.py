@@ -48,6 +48,7 @@ class Reader:
 
     def chat(self, asked: ChatRequest) -> Job:
         """Raises `ApiError` for anything that cannot be answered as it is asked for."""
+        self._check_count(asked, 1)
         prompt = tuple(self._prompter.chat(asked))
         if asked.top_logprobs is not None and not asked.logprobs:
             raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -89,7 +90,6 @@ class Reader:
 
     def _job(self, asked: Asking, prompts: Sequence[tuple[int, ...]], most: int | None, like: Request) -> Job:
         count = asked.n or 1
-        self._check_count(asked, len(prompts))
         if like.constraint is not None and asked.ignore_eos:
             raise ApiError("ignore_eos lets no form end; leave it or response_format out", param="ignore_eos")
         requests = []
