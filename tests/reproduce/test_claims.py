@@ -171,6 +171,12 @@ def test_trees_of_the_papers_are_those_of_the_methods() -> None:
     assert all(parse_shape(tree) is not None for tree in TREES.values())
 
 
+def test_a_head_has_a_position_for_every_level_of_its_tree() -> None:
+    shape = parse_shape(TREES["p-eagle"])
+    assert shape is not None
+    assert RECIPES["p-eagle"].settings["ttt_steps"] == shape.depth
+
+
 def test_the_commands_of_the_papers_scale_are_what_the_command_line_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def test_heads_without_anything_to_learn_from(tmp_path: Path) -> None:
     assert shop.command("eagle3/1of8")[3] == str(tmp_path / "data" / "1of8.jsonl")
     assert shop.entry("eagle3/1of8").method == "eagle3"
     assert shop.features_folder("eagle/1of8") == shop.features_folder("hydra") == shop.features_folder("hass")
-    assert shop.features_folder("eagle3") != shop.features_folder("no-feature-loss")
+    assert shop.features_folder("eagle3") == shop.features_folder("p-eagle") != shop.features_folder("hydra")
+    assert shop.features_folder("no-feature-loss") == shop.features_folder("hydra")
     assert shop.settings("no-feature-loss")["feature_layers"] == [6]  # what leaves the last layer
     assert shop.settings("no-feature-loss")["ttt_steps"] == 1

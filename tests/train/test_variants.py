@@ -13,7 +13,7 @@ from tercel.draft import Eagle3Head, load_head
 from tercel.errors import TercelError
 from tercel.target_model.output_layer import probe_tokens
 from tercel.train.batches import supervised_counts
-from tercel.train.config import TrainConfig
+from tercel.train.config import FUSING, METHODS, TrainConfig
 from tercel.train.features import FeatureSupply
 from tercel.train.initial import first_head
 from tercel.train.lesson import lesson_of
@@ -31,6 +31,13 @@ def test_a_narrower_mlp_is_the_heads_own(tmp_path: Path) -> None:
     again = dataclasses.replace(config, mlp_width=16, start_from=str(tmp_path / "r" / "last"))
     with pytest.raises(TercelError, match="has mlp_width 24, but this run asks for 16"):
         run(tmp_path / "again", again)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_which_methods_read_several_layers(method: str) -> None:
+    target = target_of("llama")
+    layers = lesson_of(TrainConfig(method=method)).new_config(target, 70).feature_layers
+    assert (tuple(layers) != (target.num_layers,)) is (method in FUSING)
 
 
 def test_later_steps_may_read_the_heads_own_drafts(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tercel.measure.available import brings_modules, entry_of, lacking
 from tercel.measure.manifest import Entry
 from tercel.reading import read_json
 from tercel.reproduce.scales import RECIPES, Recipe, Scale, method_of, recipe_of
-from tercel.train.config import EAGLE3, METHODS
+from tercel.train.config import EAGLE3, FUSING, METHODS
 
 Words = Sequence[str]
 RunCommand = Callable[[Words], None]
@@ -134,8 +134,8 @@ class Workshop:
         return [word for file in self._data(recipe) for word in ("--data", file)]
 
     def _reads_last(self, recipe: str) -> bool:
-        """Whether it learns from the last hidden state alone, as all methods but EAGLE-3 do."""
-        return RECIPES[recipe].top_layer or self.settings(recipe).get("method", EAGLE3) != EAGLE3
+        """Whether it learns from the last hidden state alone."""
+        return RECIPES[recipe].top_layer or self.settings(recipe).get("method", EAGLE3) not in FUSING
 
     def write_settings(self, recipe: str) -> None:
         """The files that its commands name."""

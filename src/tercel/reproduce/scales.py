@@ -92,6 +92,8 @@ TREES = {
     "suffix": "chain:10",  # not in the paper; chosen as that of prompt lookup
     "lookahead": "7x4x29",  # not stated in the paper; Spec-Bench's (level 5, guess 7): 7 chains of 4 beside the root
     "mtp": "10x8x60",  # not in the paper; chosen as that of EAGLE-3
+    # its paper (arXiv 2602.01469) drafts chains alone; chosen as that of EAGLE-3, so that the heads alone differ
+    "p-eagle": "10x8x60",
 }
 
 
@@ -115,6 +117,10 @@ def _recipes() -> dict[str, Recipe]:
         "medusa": Recipe({"method": "medusa", "ttt_steps": 5}),
         "hydra": Recipe({"method": "hydra", "ttt_steps": 5}),
         "mtp": Recipe({"method": "mtp"}, begins_as_target=True),
+        # A position for every level of EAGLE-3's tree: EAGLE-3 goes on beyond the steps that it learned from by reading
+        # its own output once more, positions that were not learned are not there. Steps and tokens are those of all
+        # heads; one step takes the layer over eight positions instead of over the scale's steps.
+        "p-eagle": Recipe({"method": "p-eagle", "ttt_steps": 8}),
         "eagle3-top-layer": Recipe({}, top_layer=True),
         "no-feature-loss": Recipe({"ttt_steps": 1}, top_layer=True),
     }

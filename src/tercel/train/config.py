@@ -35,10 +35,11 @@ METHODS: dict[str, str] = {
     P_EAGLE: "tercel.methods.p_eagle.lesson:PEagleLesson",
 }
 PARTS = ("medusa", "hydra")  # those whose heads have a part for each step
+FUSING = (EAGLE3, P_EAGLE)  # those whose heads read several layers; all others the last hidden state alone
 # settings that not every method has a use for, with those that have
 _SOME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("feature_loss", "norm_output"), (EAGLE3,)),
-    **dict.fromkeys(("feature_layers", "fc_norm"), (EAGLE3, P_EAGLE)),
+    **dict.fromkeys(("feature_layers", "fc_norm"), FUSING),
     "tie_size": (P_EAGLE,),
     **dict.fromkeys(("dropout", "feature_noise", "mlp_width", "layer_start", "step_inputs"), (EAGLE3,)),
     "freeze_lm_head": (EAGLE3, *PARTS),
