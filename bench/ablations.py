@@ -41,7 +41,7 @@ from tercel.files import write_json
 from tercel.reading import read_json
 from tercel.target_model.protocol import TargetModel
 from tercel.train.acceptance import Chains, simulate_batch
-from tercel.train.batches import Split, data_digest, split, usable
+from tercel.train.batches import Split, data_digest, plan_steps, split, usable
 from tercel.train.config import TrainConfig
 from tercel.train.feature_store import FeatureStore
 from tercel.train.features import FeatureSupply
@@ -117,7 +117,7 @@ class Trials:
         files = None if store is None else store.folder
         summary = train(self.target, self.chats, config, self.out / name, features=files)
         model = load_head(self.out / name / "last", dtype=self.target.dtype)
-        held_out, known = (self._conversations(model, config, chats, store) for chats in self._sides())
+        held_out, known = (self._conversations(model, config, chats, store) for chats in self.sides(config))
         found = Measured(
             seed=seed,
             **held_out,
@@ -132,9 +132,11 @@ class Trials:
             shutil.rmtree(self.out / name)
         return found
 
-    def _sides(self) -> tuple[Sequence[TokenizedChat], Sequence[TokenizedChat]]:
-        """What is held out, and as many conversations that were learned from."""
-        return self.data.held_out, self.data.train[: len(self.data.held_out)]
+    def sides(self, config: TrainConfig) -> tuple[Sequence[TokenizedChat], Sequence[TokenizedChat]]:
+        """What is held out, and as many conversations that the run learned from: a short one does not come to all."""
+        plan = plan_steps([len(chat) for chat in self.data.train], config)
+        seen = sorted({place for step in plan for batch in step for place in batch})
+        return self.data.held_out, [self.data.train[place] for place in seen[: len(self.data.held_out)]]
 
     def _store(self, config: TrainConfig) -> FeatureStore | None:
         """The features, if they are those that the run needs."""

@@ -13,6 +13,7 @@ from ablations_page import Measured, Row, Setting, verdict
 from tercel.draft import load_head
 from tercel.errors import TercelError
 from tercel.train.acceptance import simulate
+from tercel.train.batches import plan_steps
 from tercel.train.config import TrainConfig
 from tercel.train.features import FeatureSupply
 from tercel.train.lesson import lesson_of
@@ -66,6 +67,17 @@ def test_variants_are_trained_measured_and_written_down_once(tmp_path: Path) -> 
         wanted = [variant for variant in variants if variant.name != "far"]
         again = list(run_all(trials, wanted, [0, 1], TOLD, tmp_path / "again"))
     assert again[1].read_text("utf-8") == optimizer
+
+
+def test_learned_text_is_of_what_the_run_came_to(tmp_path: Path) -> None:
+    trials = Trials(target_of(), CHATS, replace(SMALL, accumulate=1, max_steps=1), tmp_path)
+    config = trials.config(None, 0)
+    held_out, known = trials.sides(config)
+    (step,) = plan_steps([len(chat) for chat in trials.data.train], config)
+    seen = [trials.data.train[place].id for batch in step for place in batch]
+    assert len(seen) < len(trials.data.train)
+    assert {chat.id for chat in known} <= set(seen)
+    assert len(known) == min(len(held_out), len(seen))
 
 
 def test_the_table_is_of_settings_that_exist() -> None:
