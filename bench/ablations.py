@@ -52,6 +52,7 @@ from tercel.train.ttt import Batch, roll_out
 
 BASE = "base"
 TABLE = Path(__file__).with_name("ablations.txt")
+EQUAL = ("epochs", "max_steps", "max_length", "eval_share", "seed")  # budget, and what is held out
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class Trials:
     def config(self, variant: Variant | None, seed: int) -> TrainConfig:
         """Of the base where there is no variant. Raises `TercelError` for settings that cannot be."""
         settings = {} if variant is None else variant.settings
+        if own := [name for name in EQUAL if name in settings]:
+            raise TercelError(f"{', '.join(own)} cannot differ: all have one budget, and one set that is held out")
         return of_steps(replace(self.base, **{**settings, "seed": seed}), self.chats, self.base.max_steps)
 
     def measure(self, variant: Variant | None, seed: int) -> Measured:

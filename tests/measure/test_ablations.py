@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ablations import TABLE, Trials, read_table, run_all
+from ablations import EQUAL, TABLE, Trials, Variant, read_table, run_all
 from ablations_page import Measured, Row, Setting, verdict
 
 from tercel.draft import load_head
@@ -80,11 +80,19 @@ def test_learned_text_is_of_what_the_run_came_to(tmp_path: Path) -> None:
     assert len(known) == min(len(held_out), len(seen))
 
 
+@pytest.mark.parametrize("settings", [{"max_length": 8}, {"eval_share": 0.5}, {"epochs": 9}, {"max_steps": 3}])
+def test_variants_have_the_base_s_budget_and_held_out_conversations(tmp_path: Path, settings: dict[str, float]) -> None:
+    trials = Trials(target_of(), CHATS, SMALL, tmp_path)
+    with pytest.raises(TercelError, match=f"{next(iter(settings))} cannot differ"):
+        trials.config(Variant("v", "Which?", settings), 0)
+
+
 def test_the_table_is_of_settings_that_exist() -> None:
     variants = read_table(TABLE)
     assert len(variants) > 30
     for variant in variants:
         replace(TrainConfig(), **variant.settings)
+        assert not set(variant.settings) & set(EQUAL)
     questions = " ".join(variant.question for variant in variants)
     for asked in ("later steps weigh", "prompts", "dropout", "noise", "draft vocabulary", "AdamW or Muon"):
         assert asked in questions
