@@ -112,7 +112,7 @@ class Trials:
         cannot be trained."""
         config = self.config(variant, seed)
         key = config.digest(self.data_key, self.target.fingerprint)[:8]
-        name = f"{BASE if variant is None else variant.name}-seed-{seed}-{key}"
+        name = f"{BASE if variant is None else variant.name}-seed-{seed}-chain-{self.base.ttt_steps}-{key}"
         kept = self.out / f"{name}.json"
         if kept.is_file():
             return Measured.from_json(read_json(kept))

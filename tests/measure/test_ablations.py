@@ -67,6 +67,9 @@ def test_variants_are_trained_measured_and_written_down_once(tmp_path: Path) -> 
         wanted = [variant for variant in variants if variant.name != "far"]
         again = list(run_all(trials, wanted, [0, 1], TOLD, tmp_path / "again"))
     assert again[1].read_text("utf-8") == optimizer
+    short = Variant("short", "How many steps?", {"ttt_steps": 1})
+    tried = [replace(trials, base=replace(base, ttt_steps=steps)).measure(short, 0).tried[0] for steps in (2, 3)]
+    assert [len(depths) for depths in tried] == [2, 3]  # in chains of each base
 
 
 def test_learned_text_is_of_what_the_run_came_to(tmp_path: Path) -> None:
