@@ -143,7 +143,7 @@ def write_page(
     rows = [Row.of(name, runs, base) for name, (_, runs) in measured.items() if not isinstance(runs, str)]
     failed = {name: runs for name, (_, runs) in measured.items() if isinstance(runs, str)}
     settings = {name: how for name, (how, _) in measured.items()}
-    text = page(question, told, [run.seed for run in base], Row.of("base", base, None), rows, settings, failed)
+    text = page(question, told, base, rows, settings, failed)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{told.day}-{re.sub(r'[^a-z0-9]+', '-', question.lower()).strip('-')}-{told.steps}-steps.md"
     _write(file, text)
@@ -156,19 +156,20 @@ def write_page(
 def page(
     question: str,
     told: Setting,
-    seeds: Sequence[int],
-    base: Row,
+    base: Sequence[Measured],
     rows: Sequence[Row],
     settings: Mapping[str, Mapping[str, Any]],
     failed: Mapping[str, str],
 ) -> str:
+    tokens = _total([run.train_tokens] for run in base) / len(base)
     short = " Short trials say what learns faster, not what ends higher." if told.steps < 400 else ""
     lines = [
         f"# {question} After {told.steps:,} steps {verdict(rows)}",
         "",
         f"{told.day}. `{told.target}`, {told.data}: {told.learned:,} conversations with {told.supervised:,} tokens of "
-        f"answers to learn from, {told.held_out:,} held out. {told.steps:,} optimizer steps a run, seeds "
-        f"{', '.join(map(str, seeds))}. {told.machine}.",
+        f"answers to learn from, {told.held_out:,} held out. {told.steps:,} optimizer steps a run (of the base over "
+        f"{tokens:,.0f} tokens, prompts and repeats counted), seeds {', '.join(str(run.seed) for run in base)}. "
+        f"{told.machine}.",
         "",
         "```",
         told.command,
@@ -179,11 +180,14 @@ def page(
         "| variant | settings | τ | by seed | over the base | 0-α | 1-α | first draft at T = 1 | τ of learned text "
         "| weights | s a run |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
-        *(_line(row, settings.get(row.name, {})) for row in (base, *rows)),
+        *(_line(row, settings.get(row.name, {})) for row in (Row.of("base", base, None), *rows)),
         "",
         f"τ and n-α are of greedy chains of {told.chain} drafts on the held-out conversations, with 95 % intervals "
         "over those, in pairs with the base's. A difference counts as one if the interval leaves out 1 and "
-        f"every seed agrees; {len(rows)} were looked at, and one in twenty would leave out 1 by chance.{short}",
+        f"every seed agrees; {len(rows)} were looked at, and one in twenty would leave out 1 by chance.{short} First "
+        "draft at T = 1: how likely one drawn from the head is accepted, the overlap of its distribution with the "
+        "target's. Learned text: as many conversations that the run came to. Seconds include the target's, where its "
+        "features are not read from files.",
         *(f"\n{name} could not be tried: {why}" for name, why in failed.items()),
         "",
     ]

@@ -44,6 +44,8 @@ def test_variants_are_trained_measured_and_written_down_once(tmp_path: Path) -> 
     loss, optimizer = (page.read_text("utf-8") for page in pages)
     assert loss.startswith("# Which loss? After 2 steps ")
     assert "| hard | `loss: hard` | 1." in loss
+    runs = [Measured.from_json(json.loads(file.read_text("utf-8"))) for file in (tmp_path / "out").glob("base-*.json")]
+    assert f"(of the base over {sum(run.train_tokens for run in runs) / 2:,.0f} tokens" in loss
     assert "`optimizer: muon`, `lr: 0.0005`" in optimizer
     assert "| same |" not in optimizer  # nothing but the base again
     assert "\nfar could not be tried: feature layer 99 is out of range" in loss
