@@ -28,8 +28,11 @@ def settings_of(text: str, where: str) -> dict[str, Any]:
         if name not in hints:
             raise TercelError(f"{where}: there is no setting {key!r} of training")
         kind = get_args(hints[name])[0]
-        if float in (kind, *get_args(kind)):
-            value = float(value)  # YAML takes 5e-4 for a text
+        if float in (kind, *get_args(kind)) and isinstance(value, str):
+            try:
+                value = float(value)  # YAML takes 5e-4 for a text
+            except ValueError as error:
+                raise TercelError(f"{where}: {key} must be a number, not {value!r}") from error
         found[name] = tuple(value) if isinstance(value, list) else value
     return found
 

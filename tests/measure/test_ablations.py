@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ablations import EQUAL, TABLE, Trials, Variant, read_table, run_all
 from ablations_page import Measured, Row, Setting, verdict
+from recipe import settings_of
 
 from tercel.draft import load_head
 from tercel.errors import TercelError
@@ -110,6 +111,7 @@ def test_the_table_is_of_settings_that_exist() -> None:
         ("a | b | nonsense: 1", "there is no setting 'nonsense'"),
         ("base | b | lr: 1", "the name base is taken"),
         ("a | b | lr: [", "is not YAML"),
+        ("a | b | lr: fast", "lr must be a number, not 'fast'"),
     ],
 )
 def test_lines_that_are_none(tmp_path: Path, line: str, words: str) -> None:
@@ -117,6 +119,11 @@ def test_lines_that_are_none(tmp_path: Path, line: str, words: str) -> None:
     file.write_text(line, encoding="utf-8")
     with pytest.raises(TercelError, match=words.replace("|", r"\|")):
         read_table(file)
+
+
+def test_settings_may_be_left_to_their_defaults() -> None:
+    found = settings_of("lr: 5e-4\nwarmup: null\nfeature-layers: [1, 2]", "f")
+    assert found == {"lr": 5e-4, "warmup": None, "feature_layers": (1, 2)}
 
 
 def measured(seed: int, steps: list[int]) -> Measured:
