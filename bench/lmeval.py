@@ -196,7 +196,7 @@ def compared(
     found = list(differences(target, told["samples"], rows))
     numbers = [one for one in found if isinstance(one, float)]
     faults += [one for one in found if isinstance(one, str)]
-    faults += [f"a log-likelihood is {one:.6f} off" for one in numbers if one > given.tolerance]
+    faults += [f"a log-likelihood is {one:.6f} off" for one in numbers if not one <= given.tolerance]  # NaN neither
     results = {name: {k: v for k, v in told["results"][name].items() if isinstance(v, float)} for name in TASKS}
     return {"results": results, "compared": len(numbers), "largest_difference": max(numbers), "faults": faults}
 
