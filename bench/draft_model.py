@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from recipe import of_steps
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -45,8 +46,10 @@ class Lessons:
     @classmethod
     def of(cls, target: Target, data: str, config: TrainConfig) -> Lessons:
         chats, _ = load_chats([data], target.tokenizer, max_length=config.max_length)
-        parts = split(usable(chats, config.max_length, target.vocab_size), config.eval_share)
-        return cls(parts.train, parts.held_out, plan_steps([len(chat) for chat in parts.train], config))
+        longest = min(config.max_length, target.context_length)
+        parts = split(usable(chats, longest, target.vocab_size), config.eval_share)
+        whole = of_steps(config, chats, config.max_steps)
+        return cls(parts.train, parts.held_out, plan_steps([len(chat) for chat in parts.train], whole))
 
 
 def thinned(model: PreTrainedModel, count: int) -> PreTrainedModel:
@@ -118,7 +121,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     require_free(asked.out)
     target = Target.load(asked.target, dtype=torch.bfloat16)
-    config = TrainConfig(lr=asked.lr, max_steps=asked.steps, epochs=1000, batch_tokens=asked.batch_tokens)
+    config = TrainConfig(lr=asked.lr, max_steps=asked.steps, batch_tokens=asked.batch_tokens)
     model = thinned(target.model, asked.layers)
     lessons = Lessons.of(target, asked.data, config)
     for number, loss in learn(model, lessons, config):
