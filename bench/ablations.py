@@ -40,7 +40,7 @@ from tercel.errors import TercelError
 from tercel.files import write_json
 from tercel.reading import read_json
 from tercel.target_model.protocol import TargetModel
-from tercel.train.acceptance import Chains, simulate_batch
+from tercel.train.acceptance import simulate_batch, walk_all
 from tercel.train.batches import Split, data_digest, plan_steps, split, usable
 from tercel.train.config import TrainConfig
 from tercel.train.feature_store import FeatureStore
@@ -166,7 +166,7 @@ class Trials:
         for chat in chats:
             batch = supply.batch([chat])
             chains = simulate_batch(lesson, model.head, batch, supply.to_draft).chains
-            walked = Chains.joined([chain.walk() for chain in chains])
+            walked, _ = walk_all(chains)
             counts = walked.count(self.base.ttt_steps)
             overlap = self._overlap(model, batch)
             for name, value in (
