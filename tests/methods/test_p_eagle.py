@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tercel.decode.engine import Engine
+from tercel.decode.pieces import Context
 from tercel.decode.proposers import EAGLE3, P_EAGLE, make_proposer
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
@@ -23,7 +24,9 @@ from tercel.draft.shape import TreeShape
 from tercel.errors import TercelError
 from tercel.interop.formats.read import read_head
 from tercel.measure.acceptance import count_alpha
+from tercel.measure.profile_cases import head_cases
 from tercel.methods.p_eagle.module import PEagleConfig, PEagleHead
+from tercel.methods.p_eagle.proposer import PEagle
 from tercel.methods.p_eagle.state import AheadState
 from tercel.target_model.model import Target
 from tercel.train.acceptance import chains_of, simulate
@@ -220,6 +223,17 @@ def test_a_draft_takes_one_forward_of_the_layer(monkeypatch: pytest.MonkeyPatch)
     proposer = make_proposer(P_EAGLE, target, head=random_p_eagle(target), shape=TreeShape(3, 4, 12))
     result = Engine(target, proposer).generate([Request((5, 6, 7), SamplingParams(max_new_tokens=9, ignore_eos=True))])
     assert forwards == [1, 2] * result[0].steps
+
+
+@pytest.mark.parametrize("tie_size", [0, 8])
+def test_every_level_can_be_run_alone(tie_size: int) -> None:
+    """As it is timed: a level below the first takes what the one above gave."""
+    target = target_of("llama")
+    proposer = make_proposer(P_EAGLE, target, head=random_p_eagle(target, tie_size=tie_size), shape=TreeShape(3, 4, 12))
+    assert isinstance(proposer, PEagle)
+    cases = dict(head_cases(proposer, Context(target, 12, 4, capture=proposer.feature_layers)))
+    drafted = [cases[name].run()[0].shape for name in ("1", "2", "3", "4")]  # type: ignore[index]
+    assert [shape[:-1] for shape in drafted] == [(1,), (1, 3), (1, 3), (1, 3)]
 
 
 def test_no_tree_is_deeper_than_the_head_has_positions() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from tercel.decode.head_proposer import HeadProposer
 from tercel.draft.alignment import token_in
@@ -88,10 +89,17 @@ class HeadContext:
         ancestors_1KD = torch.eye(nodes, dtype=torch.bool, device=device).repeat(1, depth)[None]
 
         @torch.no_grad()
+        def below(output_1KH: Tensor, place: int) -> Tensor:
+            fed_1KH = self.head.feedback(output_1KH)
+            return self.state.draft_level(tokens_1K, fed_1KH, ancestors_1KD[..., : place * nodes], place)
+
+        output_1KH = self.state.output[:, None].expand(-1, nodes, -1)
+        for place in range(1, depth):
+            output_1KH = below(output_1KH, place)
+
+        @torch.no_grad()
         def run() -> object:
-            fed_1KH = self.head.feedback(self.state.output)[:, None].expand(-1, nodes, -1)
-            output_1KH = self.state.draft_level(tokens_1K, fed_1KH, ancestors_1KD, depth)
-            return self.state.best(output_1KH, CHILDREN, depth + 1)
+            return self.state.best(below(output_1KH, depth), CHILDREN, depth + 1)
 
         return run
 
