@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tercel.draft import Eagle3Head, load_head
+from tercel.draft.alignment import plan_rows
 from tercel.errors import TercelError
 from tercel.target_model.output_layer import probe_tokens
 from tercel.train.batches import supervised_counts
@@ -71,6 +72,27 @@ def test_later_steps_may_read_the_heads_own_drafts(tmp_path: Path) -> None:
     run(tmp_path / "b", one, stop_after=1)
     run(tmp_path / "b", one)
     same(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("size", [32, 24])
+def test_drafts_are_read_with_the_heads_own_embeddings(size: int) -> None:
+    """Of the target's width or another; they learn from what was drafted too."""
+    target, vocabulary = target_of(), some_vocabulary(70, 3)
+    head = head_for(target, vocabulary, own_embeddings=True, hidden_size=size)
+    lesson = lesson_of(dataclasses.replace(SMALL, ttt_steps=2, step_inputs="drafts"))
+    lesson.begin(target, vocabulary)
+    supply = FeatureSupply(target, head, vocabulary)
+    batch = supply.batch([random_chat(11, 1)])
+    first = next(roll_out(head, batch, plan_rows(batch.supervised, batch.lengths, 2)))
+    drafted = vocabulary.ids[head.logits(first).argmax(-1)]
+    result = training_time_test(
+        head, batch, supply.to_draft, lesson.objective, read=lambda _: head.embed_tokens(drafted)
+    )
+    learned = lesson.learn(head, batch, supply.to_draft)
+    assert torch.equal(learned.loss, result.loss)
+    learned.loss.backward()
+    unread = torch.tensor([token for token in drafted.tolist() if token not in batch.tokens.tolist()])
+    assert head.embed_tokens.weight.grad[unread].abs().sum() > 0
 
 
 def begun(arch: str, **more: object) -> Eagle3Head:

@@ -35,7 +35,7 @@ class Eagle3Lesson(Lesson):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
         self.keeps_hidden = config.feature_loss > 0
-        self._embed: Callable[[Tensor], Tensor] | None = None  # of draft ids `[R]`, where drafts are read
+        self._embed: Callable[[Eagle3Head, Tensor], Tensor] | None = None  # of draft ids `[R]`, where drafts are read
 
     def new_config(self, target: TargetModel, draft_vocab_size: int) -> HeadConfig:
         config = HeadConfig.for_target(
@@ -74,7 +74,11 @@ class Eagle3Lesson(Lesson):
     def begin(self, target: TargetModel, vocabulary: DraftVocabulary) -> None:
         if self.config.step_inputs == DRAFTS:
             ids = vocabulary.ids.to(target.device)
-            self._embed = lambda drafts: target.embed(ids[drafts])
+
+            def embed(head: Eagle3Head, drafts: Tensor) -> Tensor:
+                return (head.embed_tokens if head.config.own_embeddings else target.embed)(ids[drafts])
+
+            self._embed = embed
 
     def learn(self, head: DraftHead, batch: Batch, to_draft: Tensor, *, whole: Extent | None = None) -> TTTResult:
         assert isinstance(head, Eagle3Head)
@@ -90,14 +94,15 @@ class Eagle3Lesson(Lesson):
             return self._taught(head, batch, to_draft, whole, every_draft=False, read=self._reader(head))
 
     def _reader(self, head: Eagle3Head) -> Callable[[Tensor], Tensor] | None:
-        """Of a step's outputs `[R, H]` the embeddings `[R, Ht]` of what they draft; None where the text is read."""
+        """Of a step's outputs `[R, H]` the embeddings `[R, H]` of what they draft; None where the text is read."""
         embed = self._embed
         if embed is None:
             return None
 
-        @torch.no_grad()
         def read(output: Tensor) -> Tensor:
-            return torch.cat([embed(head.logits(part).max(-1).indices) for part in output.split(CHUNK_ROWS)])
+            with torch.no_grad():
+                drafts = torch.cat([head.logits(part).max(-1).indices for part in output.split(CHUNK_ROWS)])
+            return embed(head, drafts)
 
         return read
 
