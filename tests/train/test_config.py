@@ -35,6 +35,8 @@ from tercel.train.config import TrainConfig
         ({"method": "eagle", "feature_loss": 1.0}, "feature_loss is a setting of eagle3; leave it out"),
         ({"method": "mtp", "fc_norm": True}, "fc_norm is a setting of eagle3 and p-eagle; leave it out"),
         ({"method": "hydra", "feature_layers": (2,)}, "feature_layers is a setting of eagle3 and p-eagle; leave"),
+        ({"layer_start": "target", "start_from": "head"}, "layer_start does not go with start_from, which has a layer"),
+        ({"layer_start": "target", "target_sharding": "fsdp"}, "layer_start does not go with target_sharding, which"),
         ({"method": "hass", "freeze_lm_head": True}, "freeze_lm_head is a setting of eagle3 and medusa and hydra"),
     ],
 )

@@ -250,6 +250,10 @@ class TrainConfig:
                 raise TercelError(
                     f"{setting.name} is a setting of {' and '.join(users)}; leave it out with the method {self.method}"
                 )
+        if self.layer_start != RANDOM and (self.start_from or self.target_sharding != NONE):
+            other = "start_from" if self.start_from else "target_sharding"
+            why = "has a layer already" if self.start_from else "keeps no layer whole"
+            raise TercelError(f"layer_start does not go with {other}, which {why}; leave one of them out")
         if not 0 < self.eval_share < 1:
             raise TercelError(f"eval_share must lie between 0 and 1, not {self.eval_share}")
         for name, rate, most in (("lr", self.peak_lr, limits.RATE), ("clip", self.clip, limits.LOGIT)):
