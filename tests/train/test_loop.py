@@ -475,7 +475,8 @@ def test_a_loss_that_explodes_stops_the_run_and_its_batch_is_kept_for_a_repro(tm
     assert not folder.failure.exists()
 
 
-def test_a_kept_step_gives_the_very_loss_again(tmp_path):
+@pytest.mark.parametrize("settings", [{}, {"prompt_weight": 0.5, "dropout": 0.2, "step_inputs": "drafts"}])
+def test_a_kept_step_gives_the_very_loss_again(tmp_path, settings):
     """Of a step that went well, so that the numbers can be compared."""
     found = {}
 
@@ -490,8 +491,13 @@ def test_a_kept_step_gives_the_very_loss_again(tmp_path):
     gradients = Learner.gradients
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Learner, "gradients", keep)
-        run(tmp_path / "r", replace(SMALL, accumulate=1), stop_after=1)
+        run(tmp_path / "r", replace(SMALL, accumulate=1, **settings), stop_after=1)
     assert compute_again(tmp_path / "s.safetensors", target_of("llama")) == [found["loss"]]
+    if not settings:  # as a version told it that did not know the setting
+        told = json.loads((tmp_path / "s.json").read_text("utf-8"))
+        del told["settings"]["prompt_weight"]
+        (tmp_path / "s.json").write_text(json.dumps(told), "utf-8")
+        assert compute_again(tmp_path / "s.safetensors", target_of("llama")) == [found["loss"]]
 
 
 def test_a_step_that_cannot_be_kept_is_told_all_the_same(tmp_path, monkeypatch):

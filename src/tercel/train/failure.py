@@ -107,18 +107,20 @@ def compute_again(file: Path, target: TargetModel) -> list[float]:
     head.load_state_dict({n.removeprefix("head."): t for n, t in tensors.items() if n.startswith("head.")})
     vocabulary = DraftVocabulary(tensors["vocabulary"], target.vocab_size)
     settings = told["settings"] | {"feature_layers": tuple(told["settings"]["feature_layers"])}
-    lesson = lesson_of(TrainConfig(**settings))
+    config = TrainConfig(**settings)  # of those that it does not tell nothing was set
+    lesson = lesson_of(config)
     lesson.begin(target, vocabulary)
     head = head.to(target.device, target.dtype)
-    weight = settings["prompt_weight"]
-    supply = FeatureSupply(target, head, vocabulary, keeps_hidden=lesson.keeps_hidden, prompt_weight=weight)
+    supply = FeatureSupply(
+        target, head, vocabulary, keeps_hidden=lesson.keeps_hidden, prompt_weight=config.prompt_weight
+    )
     losses = []
     for number, group in enumerate(told["micro_batches"]):
         kept = {k.partition(".")[2]: t.to(target.device) for k, t in tensors.items() if k.startswith(f"{number}.")}
         chats, encoded = _group(kept)
         assert len(chats) == len(group["chats"])
         with torch.no_grad():
-            seed = seed_of(settings["seed"], told["step"] - 1, group["chats"])
+            seed = seed_of(config.seed, told["step"] - 1, group["chats"])
             batch = replace(supply.batch(chats, encoded), seed=seed)
             result = lesson.learn(head, batch, supply.to_draft)
         losses.append(float(result.loss))
