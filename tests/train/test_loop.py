@@ -32,6 +32,7 @@ from tercel.train.lesson import lesson_of
 from tercel.train.loop import _Run, train
 from tercel.train.make_features import make_features
 from tercel.train.run_folder import RunFolder
+from tercel.train.run_writer import bytes_a_weight
 from tercel.train.state import load_state
 from tests.measure.test_record import entry
 from tests.train.worlds import random_chat, target_of
@@ -443,6 +444,11 @@ def test_a_disk_without_room_is_told_before_the_first_step(tmp_path, monkeypatch
     with pytest.raises(TercelError, match=r"needs room for \d+ MB, but the disk has 0 MB left"):
         run(tmp_path / "r")
     assert not RunFolder(tmp_path / "r").metrics.exists()
+
+
+def test_what_is_there_once_needs_room_only_to_be_replaced():
+    assert bytes_a_weight(averaged=True) - bytes_a_weight(averaged=False) == 2 * 4  # float32
+    assert bytes_a_weight(averaged=True, begun=True) - bytes_a_weight(averaged=False, begun=True) == 4
 
 
 def spoilt(update: Callable[..., None]) -> Callable[..., None]:

@@ -29,7 +29,7 @@ from tercel.train.config import TrainConfig
 from tercel.train.learner import Learner
 from tercel.train.packing import PACKINGS
 from tercel.train.prepare import Prepared
-from tercel.train.run_writer import BYTES_OF_MEAN, BYTES_TO_BEGIN
+from tercel.train.run_writer import bytes_a_weight
 
 SECONDS = 20.0  # of calibration at most, beside the one step that finds out what a step takes
 HELD_OUT_TOKENS = 1024
@@ -129,7 +129,7 @@ def forecast(
         seconds=total,
         tokens_per_s=Interval(tokens / total.value, tokens / total.high, tokens / total.low),
         calibration=calibration,
-        run_bytes=weights * (BYTES_TO_BEGIN + (config.ema > 0) * BYTES_OF_MEAN) + len(ready.plan) * JOURNAL_BYTES,
+        run_bytes=weights * bytes_a_weight(averaged=config.ema > 0) + len(ready.plan) * JOURNAL_BYTES,
         features=_feature_bytes(ready, config.prompt_weight > 0) if cached else 0,
         free=shutil.disk_usage(_existing(out)).free,
         available=available_memory(target.device),

@@ -14,10 +14,13 @@ from tercel.train.run_folder import RunFolder
 from tercel.train.run_heads import RunHeads
 from tercel.train.state import TrainState, load_state, save_state
 
-# Of a weight: a state has it and two moments in float32 and the best head's two bytes; heads have two bytes. While one
-# is replaced it is there twice.
-BYTES_TO_BEGIN, BYTES_TO_GO_ON = 2 * (14 + 2 + 2), 14 + 2
-BYTES_OF_MEAN = 2 * 4  # and of a running mean
+
+def bytes_a_weight(*, averaged: bool, begun: bool = False) -> int:
+    """What a run writes for a weight of its head, or still has to, once it has `begun`: a state has it, its mean where
+    that is kept (`averaged`) and two moments in float32 and the best head's two bytes; heads have two bytes. While one
+    is replaced it is there twice."""
+    state = 14 + 4 * averaged
+    return state + 2 if begun else 2 * (state + 2 + 2)
 
 
 class RunWriter:
@@ -40,8 +43,7 @@ class RunWriter:
         """The state that the run goes on from, if there is one. Raises `TercelError` as `load_state`, and if the disk
         has no room for what a run of a head of so many weights writes. averaged: whether it keeps their mean."""
         state = load_state(self.folder.training, self.key)
-        size = (BYTES_TO_BEGIN if state is None else BYTES_TO_GO_ON) + averaged * BYTES_OF_MEAN
-        require_room(self.folder.out, weights * size)
+        require_room(self.folder.out, weights * bytes_a_weight(averaged=averaged, begun=state is not None))
         return state
 
     def begin(self, rendered_at: str | None) -> None:
