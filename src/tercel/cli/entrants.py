@@ -51,7 +51,7 @@ def every_method(
     Raises `TercelError` if there is no such head, or its files cannot be read.
     """
     own, has_model = brings_modules(target), options.draft_model is not None
-    has_shipped, served = shipped(target) is not None, () if head is None else methods_of_head(head, target)
+    has_shipped, served = shipped(target) is not None, () if head is None else _methods_of(head, target)
     names, entries = list[str](), dict[str, Entry]()
     for name in dict.fromkeys((*EVERY, *manifest)):
         if name == TRANSFORMERS:
@@ -67,20 +67,11 @@ def every_method(
     return tuple(names), entries
 
 
-def methods_of_head(head: str, target: str) -> tuple[str, ...]:
-    """Raises `TercelError` if there is no such head, or its files cannot be read."""
-    from tercel.draft.kinds import methods_of
-    from tercel.draft.load import described
+def _methods_of(head: str, target: str) -> tuple[str, ...]:
     from tercel.heads import resolve_head
-    from tercel.interop.formats.read import read_head
+    from tercel.interop.formats.read import methods_of_folder
 
-    folder = resolve_head(head, target)
-    if (told := folder / "tercel.json").is_file():
-        config, info = described(told)
-    else:
-        model = read_head(folder)
-        config, info = model.head.config, model.info
-    return methods_of(config.kind, info.training)
+    return methods_of_folder(resolve_head(head, target))
 
 
 def parse_methods(text: str, also: Sequence[str] = ()) -> tuple[str, ...]:

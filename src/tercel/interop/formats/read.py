@@ -11,7 +11,8 @@ from torch import Tensor
 from tercel.draft import DraftModel, HeadConfig, HeadInfo, load_head
 from tercel.draft.binding import placed
 from tercel.draft.history import FROZEN, TRAINED, TrainingRecord
-from tercel.draft.load import build_head, check_tensors, read_vocabulary
+from tercel.draft.kinds import methods_of
+from tercel.draft.load import build_head, check_tensors, described, read_vocabulary
 from tercel.errors import TercelError
 from tercel.interop.formats.config_reading import read_config, say_files
 from tercel.interop.formats.eagle1 import is_eagle1, read_eagle1
@@ -81,6 +82,16 @@ def read_head(
         format=maker,
         conventions=tuple(notes.conventions),
     )
+
+
+def methods_of_folder(path: Path) -> tuple[str, ...]:
+    """The methods that the head in a folder is of, the usual one first. Raises `TercelError` as `read_head`."""
+    if (told := path / "tercel.json").is_file():
+        config, info = described(told)  # which weights need not be read for
+    else:
+        model = read_head(path)
+        config, info = model.head.config, model.info
+    return methods_of(config.kind, info.training)
 
 
 def _own(path: Path, dtype: torch.dtype, device: str, num_layers: int | None, layer_ids: LayerIds) -> DraftModel:
