@@ -306,6 +306,19 @@ def test_prompts_that_share_little_do_not_wait(monkeypatch: pytest.MonkeyPatch) 
     assert run == [4 * (len(few) + 1)]
 
 
+def test_nobody_waits_for_what_will_not_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt that ends with its first token nothing is, and of others no more than the store has room for."""
+    target = tiny_target("llama", num_hidden_layers=4)
+    run, each = prompt_tokens_run(target, monkeypatch), len(SYSTEM) + 1
+    requests = [Request((*SYSTEM, 70 + number), GREEDY) for number in range(4)]
+    short = [replace(request, params=replace(GREEDY, max_new_tokens=1)) for request in requests]
+    Engine(target, Vanilla(), slots=4, prefix_cache=AMPLE).generate(short)
+    assert run == [4 * each]
+    run.clear()
+    Engine(target, Vanilla(), slots=4, prefix_cache=64).generate(requests)
+    assert run == [each, 3 * each]
+
+
 def test_who_wants_the_whole_prompts_logprobs_has_it_run() -> None:
     target = target_of("llama")
     request = Request((*SYSTEM, 9), GREEDY, logprobs=2, echo=True)

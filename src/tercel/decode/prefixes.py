@@ -7,6 +7,7 @@ the proposer keep of them, and ends where two texts part, so nothing is held twi
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -133,10 +134,12 @@ class PrefixStore:
 
 
 class Prefixes:
-    """The beginnings that one target and one proposer have had. rerun: as of the proposer."""
+    """The beginnings that one target and one proposer have had. rerun: as of the proposer. room: so many tokens of a
+    text at most find room, as far as that has shown."""
 
     def __init__(self, store: PrefixStore, root: _Node, rerun: int) -> None:
         self._store, self._root, self._rerun = store, root, rerun
+        self.room = sys.maxsize
 
     def known(self, prompt: Sequence[int]) -> int:
         """How many tokens of a prompt need not be run: at most all but the last, whose output is wanted."""
@@ -189,8 +192,10 @@ class Prefixes:
             piece = tokens[known + start : known + end]
             added = self._store.add(node, piece, target.part(start, end), own)
             if added is None:
+                self.room = known + start
                 return
             node = added
+        self.room = max(self.room, known + count)
 
     def _usable(self, prompt: Sequence[int], path: Sequence[tuple[_Node, int]]) -> int:
         return min(sum(count for _, count in path), len(prompt) - 1 + self._rerun)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tercel.decode.judge import Judged
@@ -22,7 +22,8 @@ NOTHING = Known()
 @dataclass
 class Entering:
     """A request whose prompt is being run; its row is among those after the running ones. started: by the clock.
-    prompt: what is run of it, once that has begun; known: what was there already."""
+    prompt: what is run of it, once that has begun; known: what was there already, without the target's once its row has
+    that."""
 
     request: ActiveRequest
     started: float
@@ -45,18 +46,25 @@ class Reuse:
             if one.prompt is None:
                 if self.prefixes is not None and not one.request.echo:  # whose prompt's output is wanted whole
                     tokens = one.request.prompt
-                    before = max((shared(tokens, other.request.prompt) for other in entering[:place]), default=0)
-                    if before >= self.prefixes.known(tokens) + WORTH_WAITING:
+                    if self._told(tokens, entering[:place]) >= self.prefixes.known(tokens) + WORTH_WAITING:
                         break
                     one.known = self.prefixes.take(tokens)
                     one.request.queried_tokens, one.request.cached_tokens = len(tokens), one.known.tokens
                     if one.known.target:
                         known[first + place] = one.known.target
+                        one.known = replace(one.known, target=())  # the row has it, the store may forget it
                 one.prompt = Prompt(one.request.prompt[one.known.tokens :])
             prompts.append(one.prompt)
         if known:
             cache.restore(known)
         return prompts
+
+    def _told(self, tokens: Sequence[int], before: Sequence[Entering]) -> int:
+        """How many of a prompt's first tokens those before it will leave when they have been run. One that ends with
+        its first token leaves none: the proposer never reads it."""
+        assert self.prefixes is not None
+        texts = (other.request.prompt for other in before if other.request.params.max_new_tokens > 1)
+        return min(max((shared(tokens, text) for text in texts), default=0), self.prefixes.room)
 
     def keep(self, cache: RowCache, row: int, request: ActiveRequest, last: Committed | None = None) -> None:
         """Keep what there is of a row's text, as far as it is committed. last: what its last step committed, if the
