@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import json
 import shlex
 import shutil
@@ -104,7 +105,9 @@ def test_wrong_input(world: World, folder: Path, tmp_path: Path) -> None:
     refused(run("doctor", target, str(folder), "--url", "localhost:8000"), "not the address of a server")
     for url in ("http://höst:8000", "http://[::1", "http://host:99999", "http://me:secret@host", "http://a..b"):
         refused(run("doctor", target, str(folder), "--url", url), "address of a server")
-    refused(run("doctor", target, str(folder), "--url", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9")
+    refused(
+        run("doctor", target, str(folder), "--url", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9"
+    )
     (folder / "model.safetensors").write_bytes(b"")
     refused(run("doctor", target, str(folder)), "model.safetensors")
     refused(run("doctor", str(folder), str(folder)), "draft head")
@@ -211,9 +214,25 @@ def test_a_head_of_the_hubs_cache_is_mounted_with_its_files(world: World, folder
     asked = ["serve-command", str(snapshot), "--target", "owner/name", "--engine", "vllm"]
     words = shlex.split(run(*asked, "--container").out)
     mounts = [words[place + 1] for place, word in enumerate(words) if word == "--mount"]
-    assert mounts == [f"type=bind,source={path},target={path},readonly" for path in (snapshot, blobs)]
+    there = [snapshot, *sorted(blobs.iterdir())]
+    assert mounts == [f"type=bind,source={path},target={path},readonly" for path in there]
     volumes = yaml.safe_load(run(*asked, "--compose").out)["services"]["vllm"]["volumes"]
-    assert [volume["source"] for volume in volumes if volume["type"] == "bind"] == [str(snapshot), str(blobs)]
+    assert [volume["source"] for volume in volumes if volume["type"] == "bind"] == list(map(str, there))
+
+
+def test_a_mount_of_an_odd_path_is_one_field_of_csv(world: World, folder: Path, tmp_path: Path) -> None:
+    odd = tmp_path / 'a "head", of mine'
+    (tmp_path / "beside").mkdir()
+    shutil.copytree(folder, odd)
+    asked = ["serve-command", str(tmp_path / "beside" / ".." / odd.name), "--target", "owner/name", "--engine", "vllm"]
+    words = shlex.split(run(*asked, "--container").out)
+    (fields,) = csv.reader([words[words.index("--mount") + 1]], strict=True)
+    assert fields == ["type=bind", f"source={odd}", f"target={odd}", "readonly"]
+    assert json.loads(words[words.index("--speculative-config") + 1])["model"] == str(odd)
+    for name in ("a\nhead", "a head "):
+        asked[1] = str(shutil.copytree(folder, tmp_path / name))
+        refused(run(*asked, "--container"), "Docker", repr(asked[1]), "rename it")
+        assert run(*asked, "--compose").code == 0
 
 
 def test_a_folder_that_the_engine_would_misread(world: World, folder: Path) -> None:

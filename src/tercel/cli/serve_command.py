@@ -45,9 +45,7 @@ def command(
     depth: Annotated[int, typer.Option(min=1, max=limits.DRAFT_DEPTH, help="Tokens drafted one after another.")] = 4,
     top_k: Annotated[
         int,
-        typer.Option(
-            min=1, max=limits.DRAFT_TOP_K, help=f"Branches of a node: more than 1 is a tree ({_TREES_OF})."
-        ),
+        typer.Option(min=1, max=limits.DRAFT_TOP_K, help=f"Branches of a node: more than 1 is a tree ({_TREES_OF})."),
     ] = 1,
     nodes: Annotated[
         int | None,
@@ -96,7 +94,7 @@ def command(
     layout = Layout(tensor, pipeline, data, machines, address)
     if container and compose:
         raise TercelError("both --container and --compose are given; give one of them")
-    path = resolve_head(head, head).absolute()  # a wrong name is told before torch is imported
+    path = _from_root(resolve_head(head, head))  # a wrong name is told before torch is imported
     from tercel.draft.binding import fitted
     from tercel.draft.shape import TreeShape
     from tercel.interop.misread import misread_by
@@ -109,10 +107,10 @@ def command(
     shape = TreeShape(top_k, depth, nodes or 1 + depth * top_k)
     folder = Path(served.address)
     own = folder.is_dir()
-    address_there = str(folder.absolute()) if own and (container or compose) else served.address
+    address_there = str(_from_root(folder)) if own and (container or compose) else served.address
     line = loaded_as.launch(str(path), address_there, shape, dtype.value)
-    folders = (path, *((folder.absolute(),) if own else ()))
-    deployment = Deployment(loaded_as, line, folders, not own, layout)
+    read = (path, *((_from_root(folder),) if own else ()))
+    deployment = Deployment(loaded_as, line, read, not own, layout)
     lines = deployment.container_lines() if container else deployment.lines()
     text = deployment.compose() if compose else _numbered(lines, layout)
     doubt = misread_by(loaded_as, model, path, served.model_type)
@@ -129,6 +127,11 @@ def command(
     result_console(json_file).print_text([(text, "")])
     if warning is not None:
         say(warning)
+
+
+def _from_root(path: Path) -> Path:
+    """The path as it is in a container too, where what `..` leads away from is not there."""
+    return path.resolve() if ".." in path.parts else path.absolute()
 
 
 def _numbered(lines: list[str], layout: Layout) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import shlex
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,13 @@ _PATIENCE = 1800  # seconds until a server that loads a large target counts as s
 
 @dataclass(frozen=True)
 class Deployment:
-    """line: as the engine starts on one machine and one GPU. folders: that it reads, as they are called there, the
-    head's first; inside a container they have the same names. from_hub: whether the target comes from the Hub."""
+    """line: as the engine starts on one machine and one GPU. read: folders and files that it reads, as they are called
+    there, the head's first; inside a container they have the same names. from_hub: whether the target comes from the
+    Hub."""
 
     engine: ServingEngine
     line: str
-    folders: tuple[Path, ...]
+    read: tuple[Path, ...]
     from_hub: bool
     layout: Layout
 
@@ -35,14 +39,15 @@ class Deployment:
         return [self._with(self.line, self._spread(node)) for node in range(self.layout.nodes)]
 
     def container_lines(self) -> list[str]:
-        """The same with Docker. Raises `TercelError` if no image of the engine is known."""
+        """The same with Docker. Raises `TercelError` if no image of the engine is known, and for a path that Docker's
+        command line does not take."""
         made = []
         for node in range(self.layout.nodes):
             words = ["docker", "run", "--rm", "--gpus", "all", "--ipc", "host"]
             # machines meet at ports of their own choice
             words += ["--network", "host"] if self.layout.nodes > 1 else ["--publish", self._port]
-            for folder in self._mounted:
-                words += ["--mount", f"type=bind,source={folder},target={folder},readonly"]
+            for inside, source in self._mounts().items():
+                words += ["--mount", _fields("type=bind", f"source={source}", f"target={inside}", "readonly")]
             cache = f" --env HF_TOKEN --volume ~/.cache/huggingface:{_CACHE}" if self.from_hub else ""
             made.append(f"{shlex.join(words)}{cache} {shlex.join([self._image, *self._inside(node)])}")
         return made
@@ -50,10 +55,10 @@ class Deployment:
     def compose(self) -> str:
         """A `compose.yaml`. Raises `TercelError` as `container_lines`, and for more than one machine."""
         if self.layout.nodes > 1:
-            raise TercelError("a compose file is for one machine; take --container for several")
+            raise TercelError("a compose file is for one machine; take a container's line on each of several")
         volumes: list[Any] = [
-            {"type": "bind", "source": _literal(str(folder)), "target": _literal(str(folder)), "read_only": True}
-            for folder in self._mounted
+            {"type": "bind", "source": _literal(str(source)), "target": _literal(str(inside)), "read_only": True}
+            for inside, source in self._mounts().items()
         ]
         gpus = {"driver": "nvidia", "count": self.layout.gpus, "capabilities": ["gpu"]}
         asks = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{self.engine.port}/health', timeout=5)"
@@ -82,15 +87,25 @@ class Deployment:
     @property
     def _image(self) -> str:
         if self.engine.image is None:
-            raise TercelError(f"no container of {self.engine.title} is known here; leave out --container and --compose")
+            raise TercelError(f"no container of {self.engine.title} is known here; start it without one")
         return self.engine.image
 
-    @property
-    def _mounted(self) -> tuple[Path, ...]:
-        """The folders, and those that links in them lead to, as in the Hub's cache."""
-        links = [file for folder in self.folders for file in folder.iterdir() if file.is_symlink()]
-        led_to = (Path(os.path.normpath(link.parent / link.readlink())).parent for link in links)
-        return tuple(dict.fromkeys((*self.folders, *led_to)))
+    def _mounts(self) -> dict[Path, Path]:
+        """By its name inside, what is there of this machine: what is read, and what links in it lead to, as in the
+        Hub's cache, each by itself, so that nothing beside it covers what the image has."""
+        mounts = {path: path for path in self.read}
+        places = deque((path, path.resolve()) for path in self.read)
+        while places:
+            place, real = places.popleft()
+            for link in _links(real):
+                inside = Path(os.path.normpath((place / link.relative_to(real)).parent / link.readlink()))
+                source = link.resolve()
+                if not source.exists() or real.is_relative_to(source):  # a link to nothing, or to what holds all this
+                    continue
+                if not _there(inside, source, mounts):
+                    mounts[inside] = source
+                    places.append((inside, source))
+        return mounts
 
     @property
     def _port(self) -> str:
@@ -111,6 +126,28 @@ class Deployment:
             return line
         more = " \\\n  " if "\n" in line else " "  # as the line itself goes on
         return f"{line}{more}{shlex.join(words)}"
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    """Those in a folder, however deep; a file has none."""
+    for path, folders, files in os.walk(folder):
+        yield from (link for name in sorted([*folders, *files]) if (link := Path(path, name)).is_symlink())
+
+
+def _there(inside: Path, source: Path, mounts: Mapping[Path, Path]) -> bool:
+    """Whether what a link leads to is a part of something that is mounted."""
+    above = (place for place in (inside, *inside.parents) if place in mounts)
+    return any((mounts[place].resolve() / inside.relative_to(place)).resolve() == source for place in above)
+
+
+def _fields(*fields: str) -> str:
+    """As `docker run --mount` takes them: a line of CSV, whose fields neither end in white space nor hold other
+    characters than printed ones."""
+    if odd := next((field for field in fields if field != field.rstrip() or not field.isprintable()), None):
+        raise TercelError(f"Docker mounts nothing called {odd.partition('=')[2]!r}; move it, or rename it")
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
 
 
 def _literal(text: str) -> str:
