@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def random_p_eagle(
         draft_vocab_size=len(vocabulary),
         max_position_embeddings=target.context_length,
     )
-    config = PEagleConfig(**{**vars(sizes), "num_parts": 4, "tie_size": 8, **settings})
+    config = replace(sizes, **{"num_parts": 4, "tie_size": 8, **settings})
     return _random(config, vocabulary, seed, std)
 
 

@@ -165,7 +165,7 @@ class HeadConfig:
         max_position_embeddings: int,
         fc_norm: bool = False,
         norm_output: bool = False,
-    ) -> HeadConfig:
+    ) -> Self:
         """The head of the target's own shape: same width, heads, MLP, RoPE and norm epsilon.
 
         Raises `TercelError` for a target without attention, whose shape gives a head none.

@@ -10,7 +10,7 @@ Shape legend: `..` any leading shape, H hidden size (the target's), W draft voca
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -65,7 +65,7 @@ class PartsConfig(LastHiddenConfig):
             draft_vocab_size=draft_vocab_size,
             max_position_embeddings=target.context_length,
         )
-        return cls(**{**vars(config), **settings})
+        return replace(config, **settings)
 
 
 class ResBlock(nn.Module):

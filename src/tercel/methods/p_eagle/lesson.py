@@ -12,6 +12,7 @@ Shapes: N packed tokens, R_s rows of step `s`, H head's hidden size, r width of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,7 @@ class PEagleLesson(Lesson):
             max_position_embeddings=target.context_length,
             fc_norm=run.fc_norm,
         )
-        return PEagleConfig(**{**vars(sizes), "num_parts": run.ttt_steps, "tie_size": run.tie_size})
+        return replace(sizes, num_parts=run.ttt_steps, tie_size=run.tie_size)
 
     def initialise(
         self,
