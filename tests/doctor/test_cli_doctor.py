@@ -157,8 +157,8 @@ def test_lines_for_several_machines(world: World, folder: Path) -> None:
         assert words[words.index(name) + 1].startswith(value)
     for engine, wrong, part in (
         ("vllm", ["--tensor-parallel", "3", *on_two], "not as many"),
-        ("vllm", ["--tensor-parallel", "2", "--machines", "2"], "--address"),
-        ("vllm", ["--tensor-parallel", "2", "--machines", "2", "--address", "a b;c"], "--address"),
+        ("vllm", ["--tensor-parallel", "2", "--machines", "2"], "address"),
+        ("vllm", ["--tensor-parallel", "2", "--machines", "2", "--address", "a b;c"], "address"),
         ("vllm", ["--container", "--compose"], "one of them"),
         ("vllm", ["--compose", "--tensor-parallel", "2", *on_two], "one machine"),
         ("sglang", ["--pipeline-parallel", "2"], "pipeline"),
@@ -261,6 +261,6 @@ def test_wrong_input_for_a_launch_line(world: World, folder: Path, tmp_path: Pat
     refused(run("serve-command", str(folder), "--engine", "vllm", "--top-k", "4"), "drafts only chains")
     refused(run("serve-command", str(tmp_path / "none"), "--engine", "vllm"), "there is no head")
     edit_json(folder / "tercel.json", lambda values: values.update(target=None))
-    refused(run("serve-command", str(folder), "--engine", "vllm"), "give --target")
+    refused(run("serve-command", str(folder), "--engine", "vllm"), "give the target")
     other = str(save_tiny(tmp_path, "llama", num_hidden_layers=4))
     refused(run("serve-command", str(folder), "--engine", "vllm", "--target", other), "8 layers", "4")

@@ -287,7 +287,7 @@ def test_a_failed_proof_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
 def test_a_place_is_taken_only_where_an_export_was(tmp_path: Path) -> None:
     out, model = tmp_path / "out", draft()
     export(model, "vllm", out)
-    with pytest.raises(TercelError, match="--overwrite"):
+    with pytest.raises(TercelError, match="overwrite"):
         export(model, "sglang", out)
     (out / "thesis.txt").write_text("mine")
     export(model, "trtllm", out, overwrite=True)
@@ -332,7 +332,7 @@ def test_only_one_process_exports_into_a_folder(tmp_path: Path) -> None:
 
 def test_a_head_that_does_not_know_its_target_needs_one(tmp_path: Path) -> None:
     model = draft(feature_layers=(), target_num_layers=None)
-    with pytest.raises(TercelError, match="give --target"):
+    with pytest.raises(TercelError, match="give the target"):
         export_module.export_head(model, "vllm", tmp_path / "a", StoredTarget(NAMED, None))
     report = export(model, "vllm", tmp_path / "b")
     assert report.layers == (2, 4, 5)
@@ -360,8 +360,8 @@ def test_the_command_line_writes_proves_and_prints(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["command"] in ended.output
     assert report["target"] == str(target)
-    with pytest.raises(TercelError, match="--overwrite"):
+    with pytest.raises(TercelError, match="overwrite"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
-    with pytest.raises(TercelError, match="give --target FILE"):
+    with pytest.raises(TercelError, match="give the target as FILE"):
         CliRunner().invoke(app, [*arguments[:2], "llamacpp", *arguments[3:], "--overwrite"], catch_exceptions=False)
     assert find("vllm").view(out, depth).layers == (0, 1, depth - 1)

@@ -42,7 +42,7 @@ def test_a_draft_says_what_llamacpp_needs(gguf: Path, tmp_path: Path) -> None:
 
 
 def test_llamacpp_needs_the_targets_own_gguf(gguf: Path, tmp_path: Path) -> None:
-    with pytest.raises(TercelError, match=r"give --target FILE\.gguf"):
+    with pytest.raises(TercelError, match=r"give the target as FILE\.gguf"):
         export(draft(), "llamacpp", tmp_path / "out")
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(gguf.read_bytes()[:400])

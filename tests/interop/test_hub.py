@@ -139,7 +139,7 @@ def test_saving_into_a_folder_that_is_in_use_keeps_it(tmp_path: Path) -> None:
 
 def test_push_as_a_user_runs_it(hub: Hub, tmp_path: Path) -> None:
     save_head(tiny_draft(), tmp_path / "h")
-    refused(run("push", str(tmp_path / "h"), "me/head"), "--data-licence")
+    refused(run("push", str(tmp_path / "h"), "me/head"), "data-licence")
     done = run("push", str(tmp_path / "h"), "me/head", "--data-licence", "MIT")
     assert done.code == 0, done.err
     assert "published: https://hub.invalid/me/head/commit/1" in done.out

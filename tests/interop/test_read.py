@@ -188,5 +188,5 @@ class TestOwnHeads:
 
     def test_say_what_their_ids_mean(self, tmp_path):
         save_head(tiny_draft(), tmp_path / "head")
-        with pytest.raises(TercelError, match="leave --layer-ids out"):
+        with pytest.raises(TercelError, match="leave layer-ids out"):
             read_head(tmp_path / "head", layer_ids="output")

@@ -57,7 +57,7 @@ def test_a_target_that_is_gone_is_missed_by_both(tmp_path: Path) -> None:
 def test_a_head_without_a_record_asks_for_its_target(tmp_path: Path) -> None:
     save_head(random_draft(tiny_target("llama")), tmp_path / "head", dtype=torch.float32)
     for ended in asked(tmp_path / "head", tmp_path / "out").values():
-        assert refused(ended) == "error: the head does not record its target; give --target"
+        assert refused(ended) == "error: the head does not record its target; give the target"
 
 
 def test_the_identity_of_training_goes_before_a_name() -> None:

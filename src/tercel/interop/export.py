@@ -73,14 +73,15 @@ def export_head(
     model, warnings = fitted(replace(model, head=model.eagle3), target)
     if model.head.config.target_num_layers is None:
         raise target.unread or TercelError(
-            "the head does not say how many layers its target has, so its feature layers are not settled; give --target"
+            "the head does not say how many layers its target has, so its feature layers are not settled; give the "
+            "target"
         )
     if (embeddings := target.embeddings()) is not None:
         model = share_embeddings(model, embeddings)
     warnings += check_expressible(written_for, model.head.config, model.vocabulary, target.model_type)
     if written_for.names_target and Path(target.address).is_absolute():
         warnings += (
-            f"the folder names its target by a path of this machine, {target.address}; give --target owner/name",
+            f"the folder names its target by a path of this machine, {target.address}; give the target as owner/name",
         )
     job = ExportJob(
         model,
@@ -120,19 +121,19 @@ def _opened(out: Path, source: Path | None, overwrite: bool) -> AbstractContextM
     overwritten (one that was interrupted always may).
     """
     if source is not None and out.resolve() == source.resolve():
-        raise TercelError(f"--out {out} is the head's own folder, which an export would replace; give another")
+        raise TercelError(f"{out} is the head's own folder, which an export would replace; give another")
     unfinished = interrupted(out)
     settle(out)
     manifest = read_manifest(out)
     free = manifest is None and all(name.startswith(OURS) for name in os.listdir(out))
     if not free and (manifest is None or manifest.kind != KIND):
         raise TercelError(
-            f"{out} holds other things than an export of this version, so nothing is written there; give another --out"
+            f"{out} holds other things than an export of this version, so nothing is written there; give another folder"
         )
     if manifest is not None:
         if not overwrite and not unfinished:
-            raise TercelError(f"--out {out} is taken; give another folder, or --overwrite to replace the export there")
+            raise TercelError(f"{out} is taken; give another folder, or overwrite to replace the export there")
         refuse_foreign(out, manifest.files)
         if not may_replace_card(out):
-            raise TercelError(f"{CARD} in {out} was edited since it was written; move it away or give another --out")
+            raise TercelError(f"{CARD} in {out} was edited since it was written; move it away or give another folder")
     return file_set(out, KIND)

@@ -58,7 +58,7 @@ def push_to_hub(
     licence = data_licence or model.info.training.data_licence
     if not licence:
         raise TercelError(
-            "the licence of the data that the head learned from is not recorded; state it with --data-licence, "
+            "the licence of the data that the head learned from is not recorded; state it as data-licence, "
             "since it binds those who use the head"
         )
     told = replace(model.info, training=replace(model.info.training, data_licence=licence))

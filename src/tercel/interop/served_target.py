@@ -41,8 +41,8 @@ def served_target(
         return StoredTarget.find(given, on_bytes, ask_hub=ask_hub)
     recorded = model.info.target_name
     if not recorded:
-        raise TercelError("the head does not record its target; give --target")
+        raise TercelError("the head does not record its target; give the target")
     try:
         return StoredTarget.find(recorded, on_bytes, ask_hub=ask_hub)
     except TercelError as error:
-        raise TercelError(f"the target that the head records is not to be had ({error}); give --target") from error
+        raise TercelError(f"the target that the head records is not to be had ({error}); give the target") from error

@@ -63,7 +63,7 @@ class Layout:
                 "give sizes whose product they divide"
             )
         if self.nodes > 1 and not _HOST.fullmatch(self.address or ""):
-            raise TercelError("several machines have to find the first; give its name or IP address with --address")
+            raise TercelError("several machines have to find the first; give its address, a name or an IP address")
 
     @property
     def gpus(self) -> int:

@@ -55,6 +55,7 @@ class LlamaCpp(ServingEngine):
 def _given(target_gguf: Path | None) -> Path:
     if target_gguf is None:
         raise TercelError(
-            "llama.cpp's draft carries the target's tokenizer; give --target FILE.gguf, the one llama-server will run"
+            "llama.cpp's draft carries the target's tokenizer; give the target as FILE.gguf, the one that llama-server "
+            "will run"
         )
     return target_gguf

@@ -36,10 +36,10 @@ class Sglang(FolderEngine):
     def spread(self, layout: Layout, node: int) -> list[str]:
         """It drafts in no pipeline, and copies the target on one machine only."""
         if layout.pipeline > 1:
-            raise TercelError("SGLang does not draft with a pipeline; give --tensor-parallel all GPUs instead")
+            raise TercelError("SGLang does not draft with a pipeline; let tensor parallelism have all GPUs instead")
         if layout.data > 1 and layout.nodes > 1:
             raise TercelError(
-                "SGLang copies a target on one machine only; start its line without --machines on each of them and put "
+                "SGLang copies a target on one machine only; start the line for one machine on each of them and put "
                 "SGLang's router before them"
             )
         sizes = {"--tp-size": layout.tensor, "--dp-size": layout.data}

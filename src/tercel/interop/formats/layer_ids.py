@@ -18,7 +18,7 @@ from tercel.reading import short
 
 Meaning = Literal["input", "output"]
 
-SETTLE = "settle it with `tercel inspect HEAD --target TARGET --probe`, or say it with --layer-ids"
+SETTLE = "settle it with `tercel inspect HEAD --target TARGET --probe`, or say it with layer-ids"
 
 
 @dataclass(frozen=True)

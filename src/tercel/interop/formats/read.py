@@ -96,7 +96,7 @@ def methods_of_folder(path: Path) -> tuple[str, ...]:
 
 def _own(path: Path, dtype: torch.dtype, device: str, num_layers: int | None, layer_ids: LayerIds) -> DraftModel:
     if layer_ids != "auto":
-        raise TercelError(f"{path} is a head of tercel, whose tercel.json says what ids mean; leave --layer-ids out")
+        raise TercelError(f"{path} is a head of tercel, whose tercel.json says what ids mean; leave layer-ids out")
     model = load_head(path, dtype=dtype, device=device)
     if num_layers is not None and model.head.config.fits_depth(num_layers):
         return placed(model, num_layers)
