@@ -20,9 +20,11 @@ from tercel.doctor.findings import CheckUp, Finding
 from tercel.doctor.template_check import template_findings
 from tercel.draft import DraftModel, DraftVocabulary, TrainingRecord, save_head
 from tercel.draft.history import TemplateRecord
+from tercel.interop.export import export_head
 from tercel.interop.formats.read import read_head
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
+from tercel.target_model.stored import StoredTarget
 from tests.draft.heads_for_tests import tiny_head
 from tests.methods.heads import random_parts
 from tests.overfit import World, edit_json, edit_tensors
@@ -94,11 +96,31 @@ def test_heads_whose_files_name_no_layers(world: World, tmp_path: Path, kind: st
     assert levels(checked(world, tmp_path / "head"), "feature layers") == {"ok"}
 
 
+@pytest.mark.parametrize("layers", [(2, 4, 5), (0, 3, 6), (8,)])
+def test_config_that_names_the_heads_own_layers(world: World, tmp_path: Path, layers: tuple[int, ...]) -> None:
+    """In the words of every engine at once, or in an export in those of one; what engines take where it names none
+    contradicts a head of other layers."""
+    model = with_settings(world.head, feature_layers=layers, target_num_layers=8)
+    own = tmp_path / "own"
+    save_head(model, own)
+    folders = [own]
+    for engine in ("vllm", "sglang") if layers != (8,) else ():
+        folders.append(tmp_path / engine)
+        export_head(read_head(own), engine, folders[-1], StoredTarget.find(str(world.folder), ask_hub=False))
+    for folder in folders:
+        assert levels(checked(world, folder), "feature layers") == {"ok"}
+    edit_json(own / "config.json", settings(eagle_config=None, eagle_aux_hidden_state_layer_ids=None))
+    found = worst(checked(world, own), "feature layers")
+    assert (found.level == "problem") == (layers != (2, 4, 5))
+    edit_json(own / "config.json", settings(eagle_aux_hidden_state_layer_ids=[i - 1 for i in layers]))
+    assert worst(checked(world, own), "feature layers").level == "problem"
+
+
 def test_config_that_contradicts_the_head(world: World, folder: Path) -> None:
-    edit_json(folder / "config.json", settings(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}))
+    edit_json(folder / "config.json", settings(eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 2, 3]}))
     edit_json(folder / "config.json", settings(norm_before_residual=True))
     report = checked(world, folder)
-    assert "says 1, 3, 4, but the head works with 2, 4, 5" in worst(report, "feature layers").found
+    assert "says 0, 2, 3, but the head works with 2, 4, 5" in worst(report, "feature layers").found
     assert "says true, but the head works with false" in worst(report, "norm_before_residual").found
     assert not report.ok
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tercel.doctor.findings import Finding
 from tercel.draft import DraftModel
 from tercel.draft.config import LAST_HIDDEN, engine_default_layers
+from tercel.draft.eagle3 import Eagle3Head
 from tercel.draft.misfits import misfits
 from tercel.interop.engines import ENGINES, SERVED_AND_ASKED, ServingEngine
 from tercel.interop.formats.head_files import HeadFiles
@@ -42,15 +43,14 @@ def fit_findings(model: DraftModel, target: TargetModel) -> Iterator[Finding]:
 
 
 def layer_findings(model: DraftModel, target: TargetModel, files: HeadFiles) -> Iterator[Finding]:
-    """Feature layers: whether they look like ids of another convention."""
+    """Feature layers: whether they look like ids of another convention, and whether config.json says others."""
     check, depth, config = "feature layers", target.num_layers, model.head.config
-    layers, default = config.captured(depth), engine_default_layers(depth)
+    layers = config.captured(depth)
     if config.beyond(depth):
         return  # said already
     if config.reads_last_hidden:
         yield Finding(check, "ok", f"{LAST_HIDDEN}, behind all {depth} layers")
-        default = layers  # no engine takes it by default, nor asks for it
-    elif doubt := _doubt(layers, default):
+    elif doubt := _doubt(layers, engine_default_layers(depth)):
         yield Finding(check, "warning", f"the inputs of layers {_listed(layers)} are captured; {doubt}", _PROBE)
     elif fixed := [engine for engine in ENGINES.values() if engine.captures not in (None, len(layers))]:
         yield Finding(
@@ -61,11 +61,16 @@ def layer_findings(model: DraftModel, target: TargetModel, files: HeadFiles) -> 
         )
     else:
         yield Finding(check, "ok", f"the inputs of layers {_listed(layers)} of {depth}")
-    if model.format == "tercel":
-        said = files.layer_ids()
-        other = next((ids for ids in said if ids != layers), () if said or layers == default else default)
-        if other:
+    if model.format == "tercel" and isinstance(model.head, Eagle3Head) and files.config:
+        said = files.layer_ids() or {"": engine_default_layers(depth)}
+        if other := next((ids for place, ids in said.items() if layers not in _meant(place, ids)), None):
             yield _contradiction(check, _listed(other), _listed(layers))
+
+
+def _meant(place: str, ids: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The layers whose inputs a list may mean in a folder of this package, or in an export: at the top of config.json
+    ids are inputs; elsewhere some engines take them for outputs."""
+    return (ids, tuple(i + 1 for i in ids)) if place else (ids,)
 
 
 def _doubt(layers: tuple[int, ...], default: tuple[int, ...]) -> str:

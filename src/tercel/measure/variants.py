@@ -83,7 +83,7 @@ def _layer_remedy(model: DraftModel, inputs: tuple[int, ...]) -> str:
     """How to have these layers captured: by an option, if the ids in the files can mean them."""
     if model.format == "tercel":
         return f"feature_layers {list(inputs)} in tercel.json"
-    written = HeadFiles.read(model.path).layer_ids() if model.path is not None else []
+    written = HeadFiles.read(model.path).layer_ids().values() if model.path is not None else ()
     if inputs in written:
         return "--layer-ids input"
     if tuple(i - 1 for i in inputs) in written:

@@ -41,10 +41,15 @@ class HeadFiles:
         places: dict[str, Any] = {"": self.config, **{n: self.config.get(n) for n in _NESTED}}
         return {place: values[name] for place, values in places.items() if isinstance(values, dict) and name in values}
 
-    def layer_ids(self) -> list[tuple[int, ...]]:
-        """Every list of feature layers, as written: what the ids mean depends on who wrote them."""
-        lists = self.settings("eagle_aux_hidden_state_layer_ids").values()
-        return [tuple(ids) for ids in lists if isinstance(ids, list) and all(isinstance(i, int) for i in ids)]
+    def layer_ids(self) -> dict[str, tuple[int, ...]]:
+        """By place, as of `settings`, every list of feature layers as written: what the ids mean depends on who wrote
+        them."""
+        lists = self.settings("eagle_aux_hidden_state_layer_ids").items()
+        return {
+            place: tuple(ids)
+            for place, ids in lists
+            if isinstance(ids, list) and ids and all(isinstance(i, int) for i in ids)
+        }
 
     def rope_thetas(self) -> dict[str, float]:
         """Every RoPE base that config.json names, by where it stands."""
