@@ -23,9 +23,10 @@ from tercel.measure.samples import (
     value,
 )
 from tercel.methods.eagle import PUBLISHED
-from tercel.reproduce.claims import CLAIMS, NOT_REPRODUCED, REPRODUCED, STATISTICS, UNDECIDED, Rule, judge
+from tercel.reproduce.claims import CLAIMS
 from tercel.reproduce.experiments import EXPERIMENTS
 from tercel.reproduce.full import MODELS, all_commands
+from tercel.reproduce.rules import NOT_REPRODUCED, REPRODUCED, STATISTICS, UNDECIDED, Rule, judge
 from tercel.reproduce.scales import RECIPES, TREES, method_of, recipe_of
 from tercel.train.config import EAGLE3, METHODS
 from tests.test_readme import parse

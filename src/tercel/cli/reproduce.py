@@ -18,9 +18,9 @@ from tercel.cli.reproduce_setting import Given, Places, Sizes, prepared
 from tercel.errors import TercelError
 
 if TYPE_CHECKING:
-    from tercel.reproduce.claims import Judged
     from tercel.reproduce.experiments import Measured
     from tercel.reproduce.results import Result
+    from tercel.reproduce.rules import Judged
     from tercel.reproduce.world import World
 
 CLAIMS = "claims"
@@ -137,7 +137,7 @@ def measured(
 
 def _judged(name: str, result: Result, command: str = "") -> list[Judged]:
     from tercel.reproduce.claims import CLAIMS as ALL_CLAIMS
-    from tercel.reproduce.claims import judge
+    from tercel.reproduce.rules import judge
 
     found = {name: result.samples}
     return [judge(claim, found, command, result.missing) for claim in ALL_CLAIMS if claim.experiment == name]
@@ -153,8 +153,8 @@ def judge_all(
 ) -> None:
     """Print the verdicts; with all experiments, also write them."""
     from tercel.reproduce.claims import CLAIMS as ALL_CLAIMS
-    from tercel.reproduce.claims import judge
     from tercel.reproduce.results import write_claims
+    from tercel.reproduce.rules import judge
 
     found = {result.name: result.samples for result in results}
     absent = {name: why for result in results for name, why in result.missing.items()}
@@ -173,7 +173,7 @@ def judge_all(
 def print_rules(console: PlainConsole, names: Sequence[str]) -> None:
     """What will be judged, and how: before anything is measured."""
     from tercel.reproduce.claims import CLAIMS as ALL_CLAIMS
-    from tercel.reproduce.claims import STATISTICS
+    from tercel.reproduce.rules import STATISTICS
 
     table = Table(title="rules, fixed before the run: reproduced if the whole 95 % interval lies there, not reproduced "
                   "if wholly elsewhere, else undecided")  # fmt: skip

@@ -21,8 +21,9 @@ from tercel.measure.samples import SPEED, TAU, Samples, ratio, value
 from tercel.measure.table import LEGEND, table1
 from tercel.pages import Series, lines, page, render
 from tercel.reading import read_json
-from tercel.reproduce.claims import PARTS, Judged
+from tercel.reproduce.claims import PARTS
 from tercel.reproduce.experiments import EXPERIMENTS, Measured
+from tercel.reproduce.rules import Judged
 from tercel.reproduce.scales import TINY
 
 VERDICT_CLASSES = {"reproduced": "reproduced", "not reproduced": "not", "undecided": ""}
