@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,12 +16,15 @@ from tercel.cli.reproduce_setting import Given, Setting, Sizes
 from tercel.errors import TercelError
 from tercel.measure.manifest import Entry
 from tercel.measure.samples import Samples
+from tercel.measure.summary import BenchReport
+from tercel.reproduce.experiments import EXPERIMENTS
 from tercel.reproduce.heads import Workshop, first_rows
-from tercel.reproduce.results import Result, in_words
+from tercel.reproduce.results import Result, in_words, write_page
 from tercel.reproduce.scales import SCALES, TINY
 from tercel.reproduce.tiny import tiny_target, write_questions
+from tercel.reproduce.world import World
 from tests.cli.running import refused, run
-from tests.measure.test_bench_report import checked
+from tests.measure.test_bench_report import checked, reports
 
 
 def test_a_tiny_experiment_from_nothing(tmp_path: Path) -> None:
@@ -110,6 +115,44 @@ def test_results_are_kept_as_they_were_counted(tmp_path: Path) -> None:
     assert again.samples == samples
     assert set(again.numbers()) == {"speedup/x/b1", "speedup/vanilla/b1"}
     assert again.numbers() == result.numbers()
+
+
+class Measures:
+    """A world that notes whose throughput it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, str | None] = {}
+        self.batches: list[int] = []
+
+    def there(self, names: Sequence[str]) -> dict[str, Entry]:
+        return {name: Entry(name, f"{name}-head") for name in names}
+
+    def some(self, names: Sequence[str]) -> list[Any]:
+        return list(names)
+
+    def bench(self, *_: Any, **__: Any) -> BenchReport:
+        return replace(reports()[0])
+
+    def throughputs(self, entries: dict[str, Entry], tasks: list[Any], batches: Sequence[int]) -> Samples:
+        self.asked = {name: entry.tree for name, entry in entries.items()}
+        self.batches = list(batches)
+        column = {"rounds": ((4.0, 6.0), (1.0, 2.0))}
+        return Samples({f"speed/{name}/b{batch}": column for name in ("vanilla", *entries) for batch in batches})
+
+
+def test_two_drafters_side_by_side(tmp_path: Path) -> None:
+    world, experiment = Measures(), EXPERIMENTS["parallel"]
+    found = experiment.measure(experiment, cast(World, world))
+    sized = {"eagle3-sized": None, "p-eagle-sized": None}
+    assert world.asked == {"eagle3": "chain:3", "p-eagle": "chain:3", **sized}
+    assert world.batches == [1, 16]
+    result = Result("parallel", {"scale": TINY}, found.samples, {}, found.extra)
+    words = checked(write_page(result, found, [], tmp_path).read_text("utf-8"))
+    assert "beside EAGLE-3, their heads trained on the same data by the same budget" in words
+    assert words.count("throughput over that without drafts") == 2
+    assert "16 at a time" in words
+    assert words.count("The same in the papers' trees") == 2
+    assert set(found.extra["time_split_ms"]) == {"T0", "T1"}
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def command(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="table1, table2, table3, fig1, fig4, fig7, depth, robust; claims judges all of them."
+            metavar="NAME",
+            help="table1, table2, table3, fig1, fig4, fig7, depth, robust, parallel; claims judges all of them.",
         ),
     ],
     sizes: Sizes,
@@ -182,7 +183,7 @@ def print_rules(console: PlainConsole, names: Sequence[str]) -> None:
     for claim in ALL_CLAIMS:
         if claim.experiment in names:
             table.add_row(
-                claim.experiment, claim.text, claim.paper, f"{STATISTICS[claim.statistic]} {claim.rule}"
+                claim.experiment, claim.text, claim.published, f"{STATISTICS[claim.statistic]} {claim.rule}"
             )
     if table.row_count:
         console.print(table)
@@ -213,5 +214,5 @@ def verdict_table(judged: Sequence[Judged]) -> Table:
         table.add_column(heading)
     for each in judged:
         verdict = f"{each.verdict} ({each.why})" if each.why else each.verdict
-        table.add_row(each.claim.text, each.claim.paper, with_interval(each.interval), each.rule, verdict)
+        table.add_row(each.claim.text, each.claim.published, with_interval(each.interval), each.rule, verdict)
     return table

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tercel.measure.samples import (
     difference,
     difference_of_ratios,
@@ -12,10 +14,13 @@ from tercel.measure.samples import (
 )
 from tercel.reproduce.rules import Claim, Rule
 
+P_EAGLE_PAPER = "P-EAGLE (arXiv 2602.01469)"
 PARTS = (8, 4, 2, 1)  # of the data: an eighth to all of it
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
+FEW_AND_MANY = (1, 16)  # requests at a time, where two methods stand side by side
 FLAT = 0.1  # a fall of an acceptance rate over seven inputs of the head's own that counts as none
 COLLAPSE = 0.1  # and one from the first to the second that counts as a collapse
+NO_SHORTER = 0.95  # a ratio of two τ above which none counts as the shorter
 
 
 def _tau(better: str, worse: str, paper: str, temperature: int = 0, experiment: str = "table1") -> Claim:
@@ -30,12 +35,12 @@ def _tau(better: str, worse: str, paper: str, temperature: int = 0, experiment: 
     )
 
 
-def _faster(better: str, worse: str, paper: str, temperature: int) -> Claim:
+def _faster(better: str, worse: str, paper: str, temperature: int, experiment: str = "table1") -> Claim:
     return Claim(
         f"speed-{better}-{worse}-T{temperature}",
         f"{better} is faster than {worse} (T={temperature})",
         paper,
-        "table1",
+        experiment,
         difference_of_ratios,
         tuple(f"speed/{name}/T{temperature}" for name in (better, worse, "vanilla")),
         Rule(low=0.0),
@@ -58,7 +63,7 @@ def _over_parts(method: str) -> tuple[str, ...]:
     return tuple(f"tau/{method}/1of{part}" for part in PARTS)
 
 
-CLAIMS: tuple[Claim, ...] = (
+_EAGLE3_CLAIMS: tuple[Claim, ...] = (
     _tau("eagle3", "eagle2", "6.62 and 4.83 (Vicuna 13B, mean of five tasks)"),
     _tau("eagle2", "eagle", "4.83 and 3.96"),
     _tau("eagle", "hydra", "3.96 and 3.50"),
@@ -176,3 +181,39 @@ CLAIMS: tuple[Claim, ...] = (
         Rule(low=1.0),
     ),
 )
+
+# What is said of P-EAGLE: no shorter drafts at an equal recipe, and so faster, since a draft costs less. How much
+# longer they may be was published of drafters of this family.
+_P_EAGLE_CLAIMS: tuple[Claim, ...] = (
+    *(
+        Claim(
+            f"tau-p-eagle-no-shorter-T{temperature}",
+            f"τ of p-eagle is not below that of eagle3 (T={temperature}): ratio",
+            "no shorter",
+            "parallel",
+            ratio,
+            (f"tau/p-eagle/T{temperature}", f"tau/eagle3/T{temperature}"),
+            Rule(low=NO_SHORTER),
+            P_EAGLE_PAPER,
+        )
+        for temperature in (0, 1)
+    ),
+    replace(
+        _tau("p-eagle", "eagle3", "26 to 31 % longer at an equal recipe", 0, "parallel"),
+        source="drafters of one forward",
+    ),
+    *(
+        replace(_faster("p-eagle", "eagle3", "faster", temperature, "parallel"), source=P_EAGLE_PAPER)
+        for temperature in (0, 1)
+    ),
+    Claim(
+        f"batch-{FEW_AND_MANY[-1]}-p-eagle",
+        f"at batch {FEW_AND_MANY[-1]} p-eagle has more throughput than eagle3, drafts as large as pays",
+        "asked here, of no paper",
+        "parallel",
+        ratio,
+        tuple(f"speed/{name}-sized/b{FEW_AND_MANY[-1]}" for name in ("p-eagle", "eagle3")),
+        Rule(low=1.0),
+    ),
+)
+CLAIMS: tuple[Claim, ...] = (*_EAGLE3_CLAIMS, *_P_EAGLE_CLAIMS)

@@ -10,11 +10,12 @@ from tercel.errors import TercelError
 from tercel.measure.manifest import Entry
 from tercel.measure.samples import SPEED, TAU, Samples
 from tercel.measure.summary import BenchReport
-from tercel.reproduce.claims import PARTS
+from tercel.reproduce.claims import FEW_AND_MANY, P_EAGLE_PAPER, PARTS
 from tercel.reproduce.scales import PAPER_TASKS, ROBUST_TASKS
 from tercel.reproduce.world import World, at_temperature
 
 TEMPERATURES = (0.0, 1.0)
+LEFT_OPEN = "What the EAGLE-3 paper left open, measured"
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Experiment:
-    """about: what is asked, in a sentence; names: what is measured, of which some may not be there; tasks: by name."""
+    """about: what is asked, in a sentence; names: what is measured, of which some may not be there; tasks: by name;
+    origin: whose experiment it is."""
 
     about: str
     names: tuple[str, ...]
     tasks: tuple[str, ...]
     measure: Callable[[Experiment, World], Measured]
     temperatures: tuple[float, ...] = (0.0,)
+    origin: str = "An experiment of the EAGLE-3 paper, done again"
 
     def entries(self, world: World) -> dict[str, Entry]:
         """Raises `TercelError` if none of the names is there."""
@@ -48,7 +51,7 @@ class Experiment:
 def _benchmarks(experiment: Experiment, world: World) -> Measured:
     """Speed with drafts as large as pays, τ in the papers' trees, at every temperature."""
     entries, tasks = experiment.entries(world), world.some(experiment.tasks)
-    samples, reports = Samples({}), []
+    samples, reports, splits = Samples({}), [], {}
     for temperature in experiment.temperatures:
         name = "-".join(("bench", *experiment.names[:1], *experiment.tasks[:1]))
         fixed = world.bench(name, entries, tasks, temperature)
@@ -56,7 +59,9 @@ def _benchmarks(experiment: Experiment, world: World) -> Measured:
         samples = samples.merged(at_temperature(fixed, TAU, temperature))
         samples = samples.merged(at_temperature(sized, SPEED, temperature))
         reports.append((sized, fixed))
-    return Measured(samples, reports)
+        told = {"sized": sized.time_split_ms, "papers_trees": fixed.time_split_ms}
+        splits[f"T{temperature:g}"] = {trees: dict(split) for trees, split in told.items()}
+    return Measured(samples, reports, {"time_split_ms": splits})
 
 
 def _against_data(experiment: Experiment, world: World) -> Measured:
@@ -85,11 +90,27 @@ def _chains(depth: int | None) -> Callable[[Experiment, World], Measured]:
 
 
 def _batches(experiment: Experiment, world: World) -> Measured:
-    """Throughput with chains of three drafts, as the paper has it; `-sized`: with drafts as large as pays."""
-    entries = {name: replace(entry, tree=entry.tree or "chain:3") for name, entry in experiment.entries(world).items()}
-    sized = {f"{name}-sized": replace(entry, tree=None) for name, entry in entries.items() if name == "eagle3"}
-    samples = world.throughputs({**entries, **sized}, world.some(experiment.tasks))
-    return Measured(samples, (), {"batches": list(world.scale.batches)})
+    """Throughput at every batch of the scale."""
+    batches = world.scale.batches
+    return Measured(_throughputs(experiment, world, ("eagle3",), batches), (), {"batches": list(batches)})
+
+
+def _throughputs(
+    experiment: Experiment, world: World, sized: Sequence[str], batches: Sequence[int]
+) -> Samples:
+    """With chains of three drafts, as the paper has it; `-sized`: those also with drafts as large as pays."""
+    found = experiment.entries(world)
+    chains = {name: replace(entry, tree=entry.tree or "chain:3") for name, entry in found.items()}
+    large = {f"{name}-sized": replace(entry, tree=None) for name, entry in found.items() if name in sized}
+    return world.throughputs({**chains, **large}, world.some(experiment.tasks), batches)
+
+
+def _side_by_side(experiment: Experiment, world: World) -> Measured:
+    """Speed and τ, and throughput with one and with many requests at a time."""
+    found = _benchmarks(experiment, world)
+    throughputs = _throughputs(experiment, world, experiment.names, FEW_AND_MANY)
+    extra = {**found.extra, "batches": list(FEW_AND_MANY)}
+    return replace(found, samples=found.samples.merged(throughputs), extra=extra)
 
 
 def _depths(experiment: Experiment, world: World) -> Measured:
@@ -139,11 +160,26 @@ EXPERIMENTS: dict[str, Experiment] = {
     "table3": Experiment(
         "What is the throughput with many requests at a time?", ("eagle", "eagle3"), ("mt_bench",), _batches
     ),
-    "depth": Experiment("Are trees of depth 8 better than of depth 6?", ("eagle3",), ("mt_bench", "gsm8k"), _depths),
+    "depth": Experiment(
+        "Are trees of depth 8 better than of depth 6?",
+        ("eagle3",),
+        ("mt_bench", "gsm8k"),
+        _depths,
+        origin=LEFT_OPEN,
+    ),
     "robust": Experiment(
         "What is left of it in other languages, tool calls and behind long documents?",
         ("eagle", "eagle2", "eagle3"),
         ROBUST_TASKS,
         _benchmarks,
+        origin=LEFT_OPEN,
+    ),
+    "parallel": Experiment(
+        "Is a head better that drafts all positions in one forward?",
+        ("eagle3", "p-eagle"),
+        PAPER_TASKS,
+        _side_by_side,
+        TEMPERATURES,
+        origin=f"{P_EAGLE_PAPER} beside EAGLE-3, their heads trained on the same data by the same budget; measured",
     ),
 }

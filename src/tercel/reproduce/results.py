@@ -15,11 +15,12 @@ from tercel.decode.proposers import VANILLA
 from tercel.errors import TercelError
 from tercel.files import write_json, write_text
 from tercel.measure import paper
-from tercel.measure.bench_page import table_section
+from tercel.measure.bench_page import table_section, time_split
 from tercel.measure.intervals import Interval, with_interval
 from tercel.measure.samples import SPEED, TAU, Samples, ratio, value
+from tercel.measure.summary import BenchReport
 from tercel.measure.table import LEGEND, table1
-from tercel.pages import Series, lines, page, render
+from tercel.pages import Bar, Series, bars, lines, page, render
 from tercel.reading import read_json
 from tercel.reproduce.claims import PARTS
 from tercel.reproduce.experiments import EXPERIMENTS, Measured
@@ -85,8 +86,9 @@ def write_page(result: Result, measured: Measured, judged: Sequence[Judged], out
         _template("page"),
         name=result.name,
         about=EXPERIMENTS[result.name].about,
+        origin=EXPERIMENTS[result.name].origin,
         tiny=result.settings["scale"] == TINY,
-        sections=[table_section(table1(*reports), reports[0]) for reports in measured.reports],
+        sections=[_section(*reports) for reports in measured.reports],
         legend=LEGEND,
         plots=list(_plots(result)),
         claims=_table(judged),
@@ -151,6 +153,12 @@ def _template(name: str) -> str:
     return (files("tercel.reproduce") / f"{name}.html").read_text("utf-8")
 
 
+def _section(sized: BenchReport, fixed: BenchReport) -> dict[str, Any]:
+    """Of one temperature. split_fixed: the time of a pass in the papers' trees, where those are others."""
+    found = table_section(table1(sized, fixed), sized)
+    return {**found, "split_fixed": None if fixed is sized else time_split(fixed)}
+
+
 def _table(judged: Sequence[Judged]) -> Markup:
     """Nothing without a claim."""
     rows = [(each, with_interval(each.interval), VERDICT_CLASSES[each.verdict]) for each in judged]
@@ -170,6 +178,8 @@ def _plots(result: Result) -> Iterator[tuple[str, Markup]]:
             yield "τ against the share of the data", lines(found, x="data", y="τ", ticks=ticks)
     elif result.name in ("fig4", "fig7"):
         yield from _alpha_plots(result, numbers)
+    elif result.name == "parallel":
+        yield from _throughput_bars(result)
     elif result.name == "table3":
         batches = result.extra["batches"]
         ticks = [(float(place), str(batch)) for place, batch in enumerate(batches)]
@@ -182,6 +192,17 @@ def _plots(result: Result) -> Iterator[tuple[str, Markup]]:
         told = [(float(place), beside[b], None, None) for place, b in enumerate(batches) if b in beside]
         found.append(Series("paper's eagle3, on a GPU", told, dashed=True))
         yield "throughput over that without drafts", lines(found, x="requests at a time", y="times", ticks=ticks)
+
+
+def _throughput_bars(result: Result) -> Iterator[tuple[str, Markup]]:
+    """A plot for each number of requests at a time."""
+    for batch in result.extra["batches"]:
+        found = [
+            Bar(name.split("/")[1], interval.value, with_interval(interval), interval.ci95)
+            for name, interval in result.intervals()
+            if interval is not None and name.endswith(f"/b{batch}") and name.split("/")[1] != VANILLA
+        ]
+        yield f"throughput over that without drafts, {batch} at a time", bars(found, one=True)
 
 
 def _alpha_plots(result: Result, numbers: Mapping[str, Any]) -> Iterator[tuple[str, Markup]]:

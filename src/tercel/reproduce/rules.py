@@ -57,8 +57,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Claim:
-    """text: what is claimed; paper: what the paper measured; experiment: where it is measured here; statistic: of the
-    rates of `quantities`, as that experiment calls them; rule: where its value has to lie."""
+    """text: what is claimed; paper: what was published of it; experiment: where it is measured here; statistic: of the
+    rates of `quantities`, as that experiment calls them; rule: where its value has to lie; source: whose claim it is,
+    where it is not the EAGLE-3 paper's."""
 
     id: str
     text: str
@@ -67,6 +68,11 @@ class Claim:
     statistic: Statistic
     quantities: tuple[str, ...]
     rule: Rule
+    source: str | None = None
+
+    @property
+    def published(self) -> str:
+        return self.paper if self.source is None else f"{self.source}: {self.paper}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class Judged:
     def to_json(self) -> dict[str, Any]:
         return {
             "claim": self.claim.text,
-            "paper": self.claim.paper,
+            "paper": self.claim.published,
             "measured": None if self.interval is None else self.interval.value,
             "ci95": None if self.interval is None else self.interval.ci95,
             "verdict": self.verdict,

@@ -120,12 +120,12 @@ class World:
                     columns.setdefault(f"alpha{n}/{name}/T{temperature:g}", {})[task.name] = column
         return Samples(columns)
 
-    def throughputs(self, entries: Mapping[str, Entry], tasks: Sequence[Task]) -> Samples:
+    def throughputs(self, entries: Mapping[str, Entry], tasks: Sequence[Task], batches: Sequence[int]) -> Samples:
         """`speed/NAME/bB`: tokens and seconds of each round, B requests in flight; all methods take turns."""
         prompts = [prompt_ids(self.target.tokenizer, q) for task in tasks for q in task.questions]
         params = self.params(0.0)
         columns: dict[str, dict[str, Column]] = {}
-        for batch in self.scale.batches:
+        for batch in batches:
             asked = [prompts[place % len(prompts)] for place in range(batch)]
             engines = {}
             for name, entry in {VANILLA: Entry(VANILLA), **entries}.items():
