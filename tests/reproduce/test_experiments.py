@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +59,9 @@ def test_a_tiny_experiment_from_nothing(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_heads_of_the_same_layers_share_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_heads_of_the_same_layers_share_features(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, rows = tiny_target(tmp_path / "target"), tmp_path / "answers.jsonl"
     words = ["to", "be", "or", "not", "to", "die", "to", "sleep", "no", "more"]
     asked = [{"role": "user", "content": word} for word in words]
@@ -75,8 +78,13 @@ def test_heads_of_the_same_layers_share_features(tmp_path: Path, capsys: pytest.
     assert [folder.name for folder in (tmp_path / "features").iterdir()] == ["last"]
     assert shop.to_train(["eagle2", "medusa", "mtp", "hydra"]) == ["hydra"]
     (tmp_path / "features" / "last" / "features.json").write_text("{}", "utf-8")
+    with pytest.raises(TercelError, match=r"features\.json"):
+        setting.train_heads(["hydra"])
+    assert shop.to_train(["hydra"]) == ["hydra"]
+    shutil.rmtree(tmp_path / "features")
+    monkeypatch.setattr("tercel.train.make_features._SPARE", 1 << 60)
     setting.train_heads(["hydra"])
-    assert "no features are kept, so this head asks the target itself" in capsys.readouterr().err
+    assert "the disk has no room for features, so this head asks the target itself" in capsys.readouterr().err
     assert shop.to_train(["hydra"]) == []
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from tercel.cli import (
     bench,
@@ -141,6 +142,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = " ".join(str(error).split())[:300] or "no message"
         say(f"unexpected error: {type(error).__name__}: {text}; `tercel --debug …` shows where it happened")
         sys.exit(INTERNAL_ERROR)
+
+
+def run_within(words: Sequence[str]) -> None:
+    """A command in the midst of another one, as if it were typed. What goes wrong in it is raised as it is, for the
+    outer one to do without it or to end by it. Raises `typer.Exit` for a code other than 0."""
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    with group.make_context("tercel", list(words)) as context:
+        TyperGroup.invoke(group, context)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from tercel.cli.entrants import open_heads
 from tercel.cli.models import open_draft_model, open_target
 from tercel.cli.options import DecodingModelOptions, DraftOptions, Dtype
 from tercel.cli.paths import tercel_command
+from tercel.errors import NoRoomError
 
 if TYPE_CHECKING:
     from tercel.reproduce.heads import Workshop
@@ -131,18 +132,14 @@ class Setting:
 
     def _kept_features(self, recipe: str) -> Path | None:
         """The folder of features for a head, made if they are not there; None where none are kept, as on a disk that
-        has no room for them."""
-        from tercel.cli.app import USER_ERROR
-
+        has no room for them. Raises what else goes wrong."""
         if not self.workshop.keeps_features(recipe):
             return None
         self.workshop.write_settings(recipe)
         try:
             run_here(self.workshop.features_command(recipe))
-        except typer.Exit as end:
-            if end.exit_code != USER_ERROR:
-                raise
-            say("note: no features are kept, so this head asks the target itself")
+        except NoRoomError:
+            say("note: the disk has no room for features, so this head asks the target itself")
             return None
         return self.workshop.features_folder(recipe)
 
@@ -256,12 +253,8 @@ def _is_there(name: str, folders: Sequence[Path]) -> bool:
 
 
 def run_here(words: Sequence[str]) -> None:
-    """A command of this program, as if it were typed. Raises its exit, if that is not 0."""
-    from tercel.cli.app import app
+    """A command of this program, as if it were typed. Raises what it raises, and its exit, if that is not 0."""
+    from tercel.cli.app import run_within
 
     say(f"$ {tercel_command(*words)}")
-    try:
-        app(list(words), prog_name="tercel")
-    except SystemExit as end:
-        if end.code:
-            raise typer.Exit(end.code if isinstance(end.code, int) else 1) from None
+    run_within(words)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tercel.chat.conversation import TokenizedChat
 from tercel.chat.store import SomeChats
-from tercel.errors import TercelError
+from tercel.errors import NoRoomError
 from tercel.locks import folder_lock
 from tercel.target_model.protocol import TargetModel
 from tercel.train.batches import usable
@@ -60,8 +60,8 @@ def make_features(
     store: how numbers are kept (`PACKINGS`). all_tokens: last hidden states of prompts too, for runs that learn from
     them; runs that do not can read these as well. planned: told what is to be made before it is. on_progress: told how
     many tokens are done, shard by shard.
-    Raises `TercelError` before anything is written if the disk has no room, or `out` holds other features, or something
-    else.
+    Raises before anything is written: `NoRoomError` if the disk has none, `TercelError` if `out` holds other features,
+    or something else.
     """
     of = FeaturesOf.those(target, layers, store, rendered_at)
     chats = usable(chats, min(max_length, target.context_length), target.vocab_size)
@@ -74,7 +74,7 @@ def make_features(
         if planned is not None:
             planned(plan)
         if plan.bytes + _SPARE > plan.free and plan.conversations:
-            raise TercelError(_no_room(out, of, plan))
+            raise NoRoomError(_no_room(out, of, plan))
         if found is None:
             write_manifest(out, of)
         for file in found.damaged if found is not None else ():
