@@ -88,6 +88,7 @@ def write_page(result: Result, measured: Measured, judged: Sequence[Judged], out
         about=EXPERIMENTS[result.name].about,
         origin=EXPERIMENTS[result.name].origin,
         tiny=result.settings["scale"] == TINY,
+        kinds={name.split("/")[0].rstrip("0123456789") for name in result.samples.columns},
         sections=[_section(*reports) for reports in measured.reports],
         legend=LEGEND,
         plots=list(_plots(result)),
@@ -98,7 +99,7 @@ def write_page(result: Result, measured: Measured, judged: Sequence[Judged], out
             if not name.startswith(f"speedup/{VANILLA}/")  # 1
         ],
         missing=result.missing,
-        settings=_settings(result.settings),
+        settings=_settings(result.settings, EXPERIMENTS[result.name].tasks),
         source=paper.source(),
     )
     write_text(file, page(f"tercel reproduce {result.name}", body))
@@ -138,9 +139,25 @@ def _condition(end: str) -> str:
     return "all of the data" if end == "1of1" else f"1/{end.removeprefix('1of')} of the data"
 
 
-def _settings(told: Mapping[str, Any]) -> dict[str, str]:
-    """Their values in words; nothing of those that are not there."""
-    return {name: _value(found) for name, found in told.items() if found not in (None, {}, [])}
+_SETTINGS = {
+    "weights": "fingerprint of its weights",
+    "draft model": "fingerprint of the second model",
+    "questions": "questions of each task",
+    "max_new_tokens": "tokens of an answer at most",
+    "seeds": "times a question is asked at temperature 1",
+    "rounds": "rounds of every number of requests",
+    "training": "training of every head",
+    "heads": "heads that were given",
+    "data": "what heads learned from",
+}
+
+
+def _settings(told: Mapping[str, Any], tasks: Sequence[str] | None = None) -> dict[str, str]:
+    """Their values in words; nothing of those that are not there. tasks: those that were asked (None: all), whose
+    digests are left to the JSON."""
+    asked = [task for task in told["tasks"] if tasks is None or task in tasks] if "tasks" in told else []
+    shown = {**told, "tasks": asked}
+    return {_SETTINGS.get(name, name): _value(found) for name, found in shown.items() if found not in (None, {}, [])}
 
 
 def _value(found: Any) -> str:
