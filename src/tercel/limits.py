@@ -68,6 +68,8 @@ COUNT = 1 << 40
 
 # the paper has 7 steps; each keeps the activations of all rows
 TTT_STEPS = 64
+# decoder layers of a head: the paper has 1
+HEAD_LAYERS = 16
 # of one of a head's parts: Hydra++ has 4
 PART_LAYERS = 16
 # of the state that ties drafts together: as wide as a large target's hidden states

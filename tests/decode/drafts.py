@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def tiny_target(arch: str, seed: int = 0, **overrides: Any) -> Target:
 
 
 def random_draft(
-    target: Target, *, pruned: bool = True, seed: int = 1, max_position_embeddings: int = 256, **flags: bool
+    target: Target, *, pruned: bool = True, seed: int = 1, max_position_embeddings: int = 256, **flags: Any
 ) -> DraftModel:
     """An untrained head: its drafts are nearly always wrong, which is when losslessness is hardest."""
     torch.manual_seed(seed)
@@ -33,9 +34,8 @@ def random_draft(
         vocab_size=size,
         draft_vocab_size=len(vocabulary),
         max_position_embeddings=max_position_embeddings,
-        **flags,
     )
-    head = Eagle3Head(config)
+    head = Eagle3Head(replace(config, **flags))
     head.initialise(std=0.3)
     return DraftModel(head.eval().requires_grad_(False), vocabulary, HeadInfo(None))
 

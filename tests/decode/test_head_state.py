@@ -19,6 +19,7 @@ from tercel.decode.loop import DecodingLoop
 from tercel.decode.sampling import SamplingParams
 from tercel.decode.types import Request
 from tercel.draft import DraftModel
+from tercel.draft.layers import Projected
 from tercel.draft.shape import TreeShape
 from tercel.target_model.backend_names import OPENVINO, TORCH
 from tercel.target_model.backends import with_backend
@@ -42,15 +43,19 @@ def anew(draft: DraftModel, target: Target, tokens: Path, path: Path) -> Tensor:
     while True:
         entries = len(hidden)
         read = target.embed(torch.tensor([*tokens, *path][1 : entries + 1]))
-        now = head.project(read, torch.stack(hidden), torch.arange(entries))
-        group = now.query.shape[1] // now.key.shape[1]
-        key, value = now.key.repeat_interleave(group, 1), now.value.repeat_interleave(group, 1)  # [S, q, D]
-        scores = torch.einsum("qd,sqd->qs", now.query[-1], key) / key.shape[-1] ** 0.5
-        attended = torch.einsum("qs,sqd->qd", scores.softmax(-1), value).flatten()
-        output = head.finish(now.residual[-1], attended)
+        positions = torch.arange(entries)
+        output = head.step(head.project(read, torch.stack(hidden), positions), positions, _causal)[-1]
         if entries == len(tokens) + len(path) - 1:
             return head.logits(output).log_softmax(-1)
         hidden.append(head.feedback(output))
+
+
+def _causal(layer: int, now: Projected) -> tuple[Tensor, Tensor]:
+    group = now.query.shape[1] // now.key.shape[1]
+    key, value = now.key.repeat_interleave(group, 1), now.value.repeat_interleave(group, 1)  # [S, q, D]
+    scores = torch.einsum("tqd,sqd->qts", now.query, key) / key.shape[-1] ** 0.5
+    scores = scores.masked_fill(torch.ones(scores.shape[1:]).triu(1).bool(), float("-inf"))
+    return now.residual, torch.einsum("qts,sqd->tqd", scores.softmax(-1), value).flatten(1)
 
 
 def best_tree(draft: DraftModel, target: Target, tokens: Path, shape: TreeShape) -> set[Path]:
@@ -76,10 +81,14 @@ def paths_of(tree: DraftTree) -> set[Path]:
 
 
 @pytest.mark.parametrize("shape", [TreeShape(6, 4, 24), TreeShape.chain(4)], ids=["tree", "chain"])
-@pytest.mark.parametrize("flags", [{}, {"fc_norm": True, "norm_output": True}], ids=["eagle3", "eagle3.1"])
+@pytest.mark.parametrize(
+    "flags",
+    [{}, {"fc_norm": True, "norm_output": True}, {"num_decoder_layers": 2}],
+    ids=["eagle3", "eagle3.1", "two layers"],
+)
 @pytest.mark.parametrize("backend", [TORCH, OPENVINO])
 @torch.no_grad()
-def test_what_is_drafted_is_what_whole_passes_say(shape: TreeShape, flags: dict[str, bool], backend: str) -> None:
+def test_what_is_drafted_is_what_whole_passes_say(shape: TreeShape, flags: dict[str, Any], backend: str) -> None:
     if backend == OPENVINO:
         pytest.importorskip("openvino", reason="openvino is not installed: pip install 'tercel[openvino]'")
     target = with_backend(tiny_target("llama"), backend, keep=False)

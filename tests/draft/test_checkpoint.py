@@ -24,7 +24,9 @@ def saved(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("flags", [{}, {"fc_norm": True, "norm_output": True}, {"hidden_size": 32}])
+@pytest.mark.parametrize(
+    "flags", [{}, {"fc_norm": True, "norm_output": True}, {"hidden_size": 32}, {"num_decoder_layers": 2}]
+)
 def test_round_trip(tmp_path, dtype, flags):
     model = tiny_draft(**flags)
     save_head(model, tmp_path / "a", dtype=dtype)

@@ -9,6 +9,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config
 from tercel.draft import Eagle3Head, HeadConfig
 from tercel.draft.layers import rotate
 from tercel.errors import TercelError
+from tercel.methods.p_eagle.module import PEagleConfig
 from tests.draft.heads_for_tests import tiny_head, tiny_head_config
 
 
@@ -206,6 +207,19 @@ def test_projections_can_have_biases_which_start_at_zero():
 def test_a_head_of_the_targets_width_can_have_embeddings_of_its_own():
     assert tiny_head(tiny_head_config(own_embeddings=True)).embed_tokens.weight.shape == (128, 16)
     assert not hasattr(tiny_head(tiny_head_config()), "embed_tokens")
+
+
+def test_further_layers_are_ordinary_ones_and_their_work_is_told():
+    head = tiny_head(tiny_head_config(num_decoder_layers=3))
+    c = head.config
+    assert head.layers["1"].self_attn.q_proj.weight.shape == (c.num_attention_heads * c.head_dim, c.hidden_size)
+    assert head.in_words() == "EAGLE-3 (3 decoder layers)"
+    work, norms = head.work(), (4 + 2 * 2) * c.hidden_size
+    assert work.drafted + work.fuse + norms == head.num_parameters()
+    one = tiny_head(tiny_head_config()).work()
+    assert (work.kv, work.context) == (3 * one.kv, 3 * one.context)
+    with pytest.raises(TercelError, match="of the kind p-eagle has one decoder layer, not 2"):
+        PEagleConfig(**{**vars(tiny_head_config()), "num_decoder_layers": 2})
 
 
 def test_a_head_that_names_no_layers_takes_the_engines_default_of_its_target():

@@ -36,7 +36,7 @@ def layer_config(model: DraftModel, **more: Any) -> dict[str, Any]:
         "hidden_act": "silu",
         "hidden_size": c.hidden_size,
         "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": model.head.config.num_decoder_layers,
         "num_attention_heads": c.num_attention_heads,
         "num_key_value_heads": c.num_key_value_heads,
         "head_dim": c.head_dim,

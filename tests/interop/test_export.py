@@ -45,6 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "default layers": {"feature_layers": (2, 4, 5)},
     "layer 0": {"feature_layers": (0, 3, 6)},
     "order": {"feature_layers": (3, 2, 6)},
+    "deep": {"num_decoder_layers": 3},
     "llama3": {"rope_parameters": LLAMA3},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}},
     "yarn": {
@@ -67,6 +68,7 @@ REFUSED = {
         for name in OPTIONS
         if name not in ("plain", "unpruned", "default layers", "llama3", "linear", "yarn")
     ),
+    *((engine, "deep") for engine in ("sglang", "trtllm", "llamacpp")),
     *(("llamacpp", name) for name in ("fc_norm", "norm_output", "attention_bias", "two layers", "five layers", "yarn")),
 }
 
@@ -131,6 +133,7 @@ def test_the_head_of_the_proposed_check_can_be_read(engine: str, gguf: Path, tmp
         ("llamacpp", "yarn", ("RoPE scaling 'yarn'",)),
         ("speculators", "narrower", ("another width", "vllm")),
         ("vllm", "order", ("own order", "3, 2, 6", "llamacpp")),
+        ("sglang", "deep", ("one decoder layer, and this one has 3", "vllm or speculators", "head-layers 1")),
     ],
 )
 def test_refusals_name_the_reason_and_the_nearest_setting(

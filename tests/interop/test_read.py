@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head, HeadInfo, save_head
+from tercel.draft.layers import Projected
 from tercel.errors import TercelError
 from tercel.interop.formats.read import read_head
 from tests.draft.heads_for_tests import tiny_draft, tiny_head, tiny_head_config
@@ -19,11 +20,15 @@ from tests.interop.foreign import WRITERS, put, write_sglang, write_speculators
 def draft_logits(head: Eagle3Head, features: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
     """features `[T, n*Ht]`, embeddings `[T, H]` to two steps of logits `[2, T, W]`, all rows attending causally."""
     hidden, steps = head.fuse(features), []
-    for _ in range(2):
-        now = head.project(embeddings, hidden, torch.arange(len(features)))
+    positions = torch.arange(len(features))
+
+    def causally(layer: int, now: Projected) -> tuple[torch.Tensor, torch.Tensor]:
         query, key, value = (x.transpose(0, 1)[None] for x in (now.query, now.key, now.value))
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        output = head.finish(hidden, attended[0].transpose(0, 1).flatten(1))
+        return now.residual, attended[0].transpose(0, 1).flatten(1)
+
+    for _ in range(2):
+        output = head.step(head.project(embeddings, hidden, positions), positions, causally)
         steps.append(head.logits(output))
         hidden = head.feedback(output)
     return torch.stack(steps)
@@ -54,6 +59,7 @@ def valued(model: DraftModel, name: str) -> str:
 
 
 STYLES = [
+    ("speculators", {"num_decoder_layers": 2}),
     ("sglang", {}),
     ("sglang", {"fc_norm": True, "norm_output": True}),
     ("sglang", {"hidden_size": 24}),

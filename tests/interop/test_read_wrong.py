@@ -53,7 +53,7 @@ CONFIGS = [
     ({"head_dim": None}, "has no head_dim, which means 16 // 4 = 4, but q_proj .* has 32 rows: add head_dim 8"),
     ({"rms_norm_eps": "small"}, "config.json: rms_norm_eps of a head must be a small positive number"),
     # layers of another kind
-    ({"num_hidden_layers": 2}, "describes a head of 2 layers; tercel takes EAGLE-3 heads with one"),
+    ({"num_hidden_layers": 2}, "says num_hidden_layers 2, but .* holds tensors of 1; config and weights are"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu', but tercel takes EAGLE-3 heads with silu"),
     ({"use_sliding_window": True}, "attends within a sliding window"),
     ({"layer_types": ["sliding_attention"]}, "attends within a sliding window"),
@@ -148,7 +148,7 @@ TENSORS = [
     ({"layers.0.self_attn.q_proj.weight": torch.ones(2, 2)}, "which mean the same tensor"),
     ({"embed_tokens.weight": torch.ones(40, 16)}, r"embed_tokens.weight in .* is \[40, 16\], .* says vocab_size 128"),
     # other kinds of heads
-    ({"layers.1.mlp.up_proj.weight": torch.ones(2, 2)}, r"holds a head of more than one layer \(layers.1\)"),
+    ({"layers.1.mlp.up_proj.weight": torch.ones(2, 2)}, "says num_hidden_layers 1, but .* holds tensors of 2"),
     ({"midlayer.self_attn.q_norm.weight": torch.ones(8)}, r"norms its queries and keys .*self_attn.q_norm.weight"),
     ({"midlayer.self_attn.kv_a_proj_with_mqa.weight": torch.ones(2, 2)}, "multi-head latent attention"),
     ({"mask_hidden": torch.ones(48)}, "drafts in parallel, as P-EAGLE does .mask_hidden"),

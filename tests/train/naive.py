@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LAYER = ("midlayer", *(f"layers.{number}" for number in range(1, 16)))  # what the tensors of each are called
+
 
 class NaiveHead:
     """The head's formulas for one token, and the list of keys it sees."""
@@ -34,9 +36,10 @@ class NaiveHead:
     def embedding(self, token: int, of_target: Tensor) -> Tensor:
         return self.w["embed_tokens.weight"][token] if self.c.own_embeddings else of_target
 
-    def attention(self, name: str, x: Tensor) -> Tensor:
-        product = self.w[f"midlayer.self_attn.{name}_proj.weight"] @ x
-        return product + self.w[f"midlayer.self_attn.{name}_proj.bias"] if self.c.attention_bias else product
+    def attention(self, layer: int, name: str, x: Tensor) -> Tensor:
+        place = f"{LAYER[layer]}.self_attn.{name}_proj"
+        product = self.w[f"{place}.weight"] @ x
+        return product + self.w[f"{place}.bias"] if self.c.attention_bias else product
 
     def rotated(self, x: Tensor, position: int) -> Tensor:
         half = self.c.head_dim // 2
@@ -64,21 +67,39 @@ class NaiveHead:
                 self.norm(hidden, "midlayer.hidden_norm"),
             ]
         )
-        q, k, v = (self.attention(name, x).view(-1, self.c.head_dim) for name in "qkv")
+        return self.projected(0, x, position)
+
+    def further_entry(self, layer: int, hidden: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, of a layer behind the first."""
+        return self.projected(layer, self.norm(hidden, f"{LAYER[layer]}.input_layernorm"), position)
+
+    def projected(self, layer: int, x: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (self.attention(layer, name, x).view(-1, self.c.head_dim) for name in "qkv")
         return self.rotated(q, position), self.rotated(k, position), v
 
-    def output(self, hidden: Tensor, query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    def outputs(self, hidden: Tensor, own: tuple[Tensor, Tensor, Tensor], seen: list[list], position: int) -> Tensor:
+        """Of all layers, from the first one's entry; `seen`, which each layer's entry joins, are those before it."""
+        for layer, entries in enumerate(seen):
+            entries.append(own if layer == 0 else self.further_entry(layer, hidden, position))
+            query = entries[-1][0]
+            hidden = self.output(layer, hidden, query, [e[1] for e in entries], [e[2] for e in entries])
+        return hidden
+
+    def output(
+        self, layer: int, hidden: Tensor, query: Tensor, keys: list[Tensor], values: list[Tensor]
+    ) -> Tensor:
         group = self.c.num_attention_heads // self.c.num_key_value_heads
         mixed = []
         for head in range(self.c.num_attention_heads):
             k = torch.stack([key[head // group] for key in keys])
             v = torch.stack([value[head // group] for value in values])
             mixed.append(torch.softmax(k @ query[head] / self.c.head_dim**0.5, 0) @ v)
-        residual = self.norm(hidden, "midlayer.hidden_norm") if self.c.norm_before_residual else hidden
-        h1 = residual + self.attention("o", torch.cat(mixed))
-        y = self.norm(h1, "midlayer.post_attention_layernorm")
-        gate = F.silu(self.w["midlayer.mlp.gate_proj.weight"] @ y)
-        return h1 + self.w["midlayer.mlp.down_proj.weight"] @ (gate * (self.w["midlayer.mlp.up_proj.weight"] @ y))
+        normed = self.c.norm_before_residual and layer == 0
+        residual = self.norm(hidden, "midlayer.hidden_norm") if normed else hidden
+        h1 = residual + self.attention(layer, "o", torch.cat(mixed))
+        y = self.norm(h1, f"{LAYER[layer]}.post_attention_layernorm")
+        gate, up, down = (self.w[f"{LAYER[layer]}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        return h1 + down @ (F.silu(gate @ y) * (up @ y))
 
     def log_q(self, output: Tensor) -> Tensor:
         return torch.log_softmax(self.w["lm_head.weight"] @ self.norm(output, "norm"), 0)
@@ -99,18 +120,19 @@ def naive_ttt(naive: NaiveHead, model, chats, ids: Tensor, steps: int, decay, ki
         states = [h[0].double() for h in own.hidden_states]
         fused = [naive.fuse([states[layer][t] for layer in naive.c.feature_layers]) for t in range(end)]
         embedded = [naive.embedding(token, of_target) for token, of_target in zip(tokens, states[0], strict=True)]
-        first = [naive.entry(embedded[t + 1], fused[t], t) for t in range(end - 1)]
+        first: list[list] = [[] for _ in range(naive.c.num_decoder_layers)]  # entries of step 0 in each layer
+        of_first = []
         for t in range(end - 1):
-            hidden = fused[t]
-            keys, values = [f[1] for f in first[: t + 1]], [f[2] for f in first[: t + 1]]
-            query = first[t][0]
+            of_first.append(naive.outputs(fused[t], naive.entry(embedded[t + 1], fused[t], t), first, t))
+        for t, hidden in enumerate(fused[: end - 1]):
+            seen = [entries[: t + 1] for entries in first]
             for s in range(steps):
                 if t + 2 + s >= end or not all(flags[t + 2 : t + 3 + s]):
                     break
-                if s > 0:
-                    query, key, value = naive.entry(embedded[t + 1 + s], hidden, t + s)
-                    keys, values = [*keys, key], [*values, value]
-                out = naive.output(hidden, query, keys, values)
+                if s == 0:
+                    out = of_first[t]
+                else:
+                    out = naive.outputs(hidden, naive.entry(embedded[t + 1 + s], hidden, t + s), seen, t + s)
                 hidden = naive.next_hidden(out)
                 loss = row_loss(kind, oov, naive.log_q(out), p[t + 1 + s], tokens[t + 2 + s], ids, draft_id)
                 if loss is not None:

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercel.draft import DraftModel, DraftVocabulary, Eagle3Head, HeadInfo, TrainingRecord, save_head
+from tercel.draft.alignment import plan_rows
 from tercel.target_model.model import Target
 from tercel.train.batches import supervised_counts
 from tercel.train.config import Objective, TrainConfig
 from tercel.train.features import FeatureSupply
 from tercel.train.initial import first_head
-from tercel.train.ttt import Batch, Extent, training_time_test
+from tercel.train.ttt import Batch, Extent, roll_out, training_time_test
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.tiny import VOCAB
 from tests.train.naive import NaiveHead, naive_ttt
@@ -50,6 +51,8 @@ CHATS = [
         ("llama", {"norm_before_residual": True, "attention_bias": True}, Objective(steps=3)),
         ("qwen2", {"norm_before_fc": True, "own_embeddings": True}, Objective(steps=3)),
         ("llama", {"hidden_size": 24, "fc_norm": True, "norm_before_residual": True}, Objective(steps=3)),
+        ("llama", {"num_decoder_layers": 2}, Objective(steps=4)),
+        ("qwen2", {"num_decoder_layers": 3, "attention_bias": True, "norm_output": True}, Objective(steps=3)),
     ],
 )
 def test_loss_and_gradients_equal_the_naive_ones(arch, flags, objective):
@@ -223,23 +226,16 @@ def test_what_is_kept_for_the_backward_grows_linearly_with_length():
     assert largest < 800 * 800
 
 
-def test_head_outputs_are_those_of_decoding_with_a_cache(monkeypatch):
+@pytest.mark.parametrize("layers", [1, 2])
+def test_head_outputs_are_those_of_decoding_with_a_cache(layers):
     """Training alignment == decoding alignment: row `t` at step `s` is the head's entry for the token at
     position `t + 1 + s` when the tokens up to `t + 1` are committed and the rest drafted."""
     target, vocabulary = target_of("gemma3"), some_vocabulary(30)
-    head = head_for(target, vocabulary)
+    head = head_for(target, vocabulary, num_decoder_layers=layers)
     one = chat(random_chat(10, 8).tokens.tolist(), [False] * 3 + [True] * 7)
-    batch, to_draft = batch_of(target, head, vocabulary, [one])
-    trained: list[torch.Tensor] = []
-    finish = head.finish
-
-    def recorded(hidden, attended):
-        trained.append(finish(hidden, attended))
-        return trained[-1]
-
-    monkeypatch.setattr(head, "finish", recorded)
-    plan = training_time_test(head, batch, to_draft, Objective(steps=4)).plan
-    monkeypatch.undo()
+    batch, _ = batch_of(target, head, vocabulary, [one])
+    plan = plan_rows(batch.supervised, batch.lengths, 4)
+    trained = list(roll_out(head, batch, plan))
     features = target.encode(batch.tokens[None], head.config.feature_layers).features[0]
     for row in plan.rows[0].tolist():
         decoded = decode_with_cache(head, target, features[: row + 1], one.tokens.tolist(), drafts=4)

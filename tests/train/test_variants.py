@@ -41,6 +41,21 @@ def test_which_methods_read_several_layers(method: str) -> None:
     assert (tuple(layers) != (target.num_layers,)) is (method in FUSING)
 
 
+def test_a_head_may_have_further_layers_which_learn_too(tmp_path: Path) -> None:
+    config = dataclasses.replace(SMALL, head_layers=2, dropout=0.1, epochs=1)
+    run(tmp_path / "a", config)
+    head = load_head(tmp_path / "a" / "last", dtype=torch.float32).head
+    first, _, _ = first_head(config, target_of(), CHATS, supervised_counts(CHATS, target_of().vocab_size))
+    began, learned = first.layers["1"].mlp.up_proj.weight, head.layers["1"].mlp.up_proj.weight
+    assert (learned - began).abs().max() > 1e-3 * began.abs().max()
+    run(tmp_path / "b", config, stop_after=1)
+    run(tmp_path / "b", config)
+    same(tmp_path / "a", tmp_path / "b")
+    again = dataclasses.replace(config, head_layers=3, start_from=str(tmp_path / "a" / "last"))
+    with pytest.raises(TercelError, match="has head_layers 2, but this run asks for 3"):
+        run(tmp_path / "again", again)
+
+
 def test_later_steps_may_read_the_heads_own_drafts(tmp_path: Path) -> None:
     config = dataclasses.replace(SMALL, ttt_steps=3, step_inputs="drafts")
     target, vocabulary = target_of(), some_vocabulary(70, 3)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tercel.chat.conversation import TokenizedChat
 from tercel.draft import DraftVocabulary, Eagle3Head, HeadConfig
+from tercel.draft.layers import Projected
 from tercel.target_model.model import Target
 from tercel.target_model.sources import Source
 from tests.draft.heads_for_tests import tiny_head
@@ -70,23 +71,23 @@ def decode_with_cache(
 ) -> list[Tensor]:
     """The head's output behind the last of the target's `features` `[T, n*K]` and behind each token after it.
 
-    Plain decoding: one key a token; committed tokens enter with the target's features, those after token `T`
-    are drafts and enter with the head's own output.
+    Plain decoding: one key a token in each layer; committed tokens enter with the target's features, those after token
+    `T` are drafts and enter with the head's own output.
     """
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
+    entries: list[list[Projected]] = [[] for _ in (head, *head.deeper)]
     outputs: list[Tensor] = []
+
+    def attended(layer: int, now: Projected) -> tuple[Tensor, Tensor]:
+        entries[layer].append(now)
+        group = now.query.shape[0] // now.key.shape[0]
+        k = torch.stack([entry.key for entry in entries[layer]]).repeat_interleave(group, 1)  # [S, q, D]
+        v = torch.stack([entry.value for entry in entries[layer]]).repeat_interleave(group, 1)
+        weights = torch.softmax(torch.einsum("qd,sqd->qs", now.query, k) / now.query.shape[1] ** 0.5, -1)
+        return now.residual, torch.einsum("qs,sqd->qd", weights, v).flatten()
+
     for position, token in enumerate(tokens[1 : len(features) + drafts]):
         true = position < len(features)
         hidden = head.fuse(features[position]) if true else head.feedback(outputs[-1])
-        entry = head.project(target.embed(torch.tensor(token)), hidden, torch.tensor(position))
-        keys.append(entry.key)
-        values.append(entry.value)
-        if position < len(features) - 1:
-            continue  # nothing is drafted behind it
-        group = entry.query.shape[0] // entry.key.shape[0]
-        k = torch.stack(keys).repeat_interleave(group, 1)  # [S, q, D]
-        v = torch.stack(values).repeat_interleave(group, 1)
-        weights = torch.softmax(torch.einsum("qd,sqd->qs", entry.query, k) / entry.query.shape[1] ** 0.5, -1)
-        outputs.append(head.finish(hidden, torch.einsum("qs,sqd->qd", weights, v).flatten()))
-    return outputs
+        now = head.project(target.embed(torch.tensor(token)), hidden, torch.tensor(position))
+        outputs.append(head.step(now, torch.tensor(position), attended))
+    return outputs[len(features) - 1 :]  # nothing is drafted behind those before

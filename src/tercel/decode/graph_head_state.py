@@ -2,7 +2,7 @@
 
 Two libraries that take turns on the same cores wait for each other's threads: the head goes where its target goes.
 
-Shape legend: B rows, T new entries, Q asked for an output, U drafted before, H head's hidden size.
+Shape legend: B rows, T new entries, Q asked for an output, U drafted before, L decoder layers, H head's hidden size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GraphHeadState(AttendedState):
         super().__init__(head, target, window)
         self._graphs = graphs
         self.cache: SlotCache = SlotCache(graphs.layout, graphs.dtype, 0)
-        self._drafted = torch.empty(2, 0, 0, 0, 0)  # keys and values [2, B, kv, U, D], and room for more
+        self._drafted = torch.empty(0, 0, 0, 0, 0)  # each layer's keys and values [2L, B, kv, U, D], and room for more
 
     def _positions(self, rows: Sequence[int] | None) -> Tensor:
         cache = self.cache
@@ -90,9 +90,9 @@ class GraphHeadState(AttendedState):
 
     def _make_room(self, rows: int, slots: int) -> None:
         """For drafted entries, of which those of earlier levels stay."""
-        heads, size = self._graphs.layout.shapes[0]
-        drafted = self._drafted
+        shapes, drafted = self._graphs.layout.shapes, self._drafted
         if drafted.shape[1] != rows:
-            self._drafted = torch.zeros(2, rows, heads, bucket(slots), size, dtype=self._graphs.dtype)
+            heads, size = shapes[0]
+            self._drafted = torch.zeros(len(shapes), rows, heads, bucket(slots), size, dtype=self._graphs.dtype)
         elif drafted.shape[3] < slots:
             self._drafted = F.pad(drafted, (0, 0, 0, bucket(slots) - drafted.shape[3]))

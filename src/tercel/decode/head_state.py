@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tercel.draft import LayerHead, StepHead
 from tercel.draft.alignment import head_position, rope_position, token_in
+from tercel.draft.layers import Projected
 from tercel.target_model.attention import attend
 from tercel.target_model.cache import TargetCache
 from tercel.target_model.masks import additive, visible_slots
@@ -164,20 +165,24 @@ class HeadState(ABC):
 
 
 class AttendedState(HeadState):
-    """Of a head whose one attention is computed here, between `project` and `finish`; by what, a subclass knows."""
+    """Of a head whose attention is computed here, between `project` and `finish`; by what, a subclass knows."""
 
     head: LayerHead
 
     def extend(
         self, features: Sequence[Sequence[Tensor]], entries: Sequence[Sequence[int]], rows: Sequence[int] | None = None
     ) -> Tensor:
-        """As it says there. Only the last entry of each row needs a query: the others are never drafted from."""
+        """As it says there. Only the last entry of each row needs a query, since the others are never drafted from;
+        but where a layer reads another's outputs, they make its keys."""
         padded, tokens, last = self._packed(features, entries)
         block = torch.arange(tokens.shape[1], device=tokens.device)
         positions, hidden = self._written_at(rows, block), self._fuse(padded)
-        output = self._write(self.embed(tokens), hidden, positions, (block <= last)[:, None], last, rows)
+        asked = block.expand(len(tokens), -1) if self.head.deeper else last
+        seen = block <= asked[..., None]
+        output = self._write(self.embed(tokens), hidden, positions, seen, asked, rows)
         self._keep(entries, rows)
-        return output[:, 0]
+        every = torch.arange(len(tokens), device=tokens.device)
+        return output[every, last[:, 0]] if self.head.deeper else output[:, 0]
 
     def draft_level(self, tokens: Tensor, hidden: Tensor, ancestors: Tensor, depth: int) -> Tensor:
         """As it says there."""
@@ -202,8 +207,9 @@ class AttendedState(HeadState):
     ) -> Tensor:
         """New entries after those of `rows`: embedding, hidden `[B, T, H]`, positions `[B, T]`.
 
-        asked `[B, Q]`: which of them are to give an output; ancestors bool `[B, Q, U + T]`: which of the `U` that were
-        drafted before and of the new ones each of those sees, beside all committed. Returns the outputs `[B, Q, H]`.
+        asked `[B, Q]`: which of them are to give an output, in their order all of them where the head has deeper
+        layers; ancestors bool `[B, Q, U + T]`: which of the `U` that were drafted before and of the new ones each of
+        those sees, beside all committed. Returns the outputs `[B, Q, H]`.
         """
 
 
@@ -234,14 +240,19 @@ class TorchHeadState(AttendedState):
     ) -> Tensor:
         cache, width = self.cache, embedding.shape[1]
         lengths = cache.lengths if rows is None else [cache.lengths[row] for row in rows]
+        seen = visible_slots(lengths, ancestors)
+
+        def attended(layer: int, now: Projected) -> tuple[Tensor, Tensor]:
+            keys, values = cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), layer)
+            query, residual = now.query, now.residual
+            if asked.shape[1] < width:
+                every = torch.arange(len(asked), device=asked.device)[:, None]
+                query, residual = query[every, asked], residual[every, asked]
+            return residual, _attend(query, keys, values, seen)
+
         now = self.head.project(embedding, hidden, positions)
         cache.begin(width, embedding.device, rows, uncommitted=ancestors.shape[-1] - width)
-        keys, values = cache.update(now.key.transpose(1, 2), now.value.transpose(1, 2), 0)
-        query, residual = now.query, now.residual
-        if asked.shape[1] < width:
-            every = torch.arange(len(asked), device=asked.device)[:, None]
-            query, residual = query[every, asked], residual[every, asked]
-        return self.head.finish(residual, _attend(query, keys, values, visible_slots(lengths, ancestors)))
+        return self.head.step(now, positions, attended)
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ _SIZES = {
     "vocab_size": limits.VOCABULARY,
     "draft_vocab_size": limits.VOCABULARY,
     "max_position_embeddings": limits.POSITIONS,
+    "num_decoder_layers": limits.HEAD_LAYERS,
 }
 _DENSE_WIDTHS = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 LAST_HIDDEN = "the last hidden state, after the final norm"
@@ -48,6 +49,7 @@ class HeadConfig:
     own_embeddings: the head has token embeddings of its own; so has every head of another width than its target.
     own_output: the head has an output layer of its own; without one it is the target's, in the rows of the draft
     vocabulary.
+    num_decoder_layers: the first reads embedding and hidden, those behind it are ordinary ones; the paper has one.
     """
 
     kind: ClassVar[str] = "eagle3"  # the name in `kinds.py`
@@ -72,6 +74,7 @@ class HeadConfig:
     attention_bias: bool = False
     own_embeddings: bool = False
     own_output: bool = True
+    num_decoder_layers: int = 1
 
     def __post_init__(self) -> None:
         for name, most in _SIZES.items():
@@ -103,6 +106,8 @@ class HeadConfig:
                 f"a head of width {self.hidden_size} cannot share the output layer of a target of width "
                 f"{self.target_hidden_size}; it needs an lm_head of its own"
             )
+        if self.num_decoder_layers > 1 and self.kind != HeadConfig.kind:
+            raise TercelError(f"a head of the kind {self.kind} has one decoder layer, not {self.num_decoder_layers}")
         self._check_feature_layers()
 
     def captured(self, num_layers: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The EAGLE-3 draft head: one decoder layer over fused target features (paper section 3.1, spec section 2).
+"""The EAGLE-3 draft head: one decoder layer over fused target features (paper section 3.1, spec section 2), or more.
 
 Parameter names are those of the public checkpoint format.
 
@@ -8,8 +8,9 @@ size, W draft vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,27 +25,66 @@ if TYPE_CHECKING:
 
 
 class Attention(nn.Module):
-    """Projections only; q, k and v take the concatenated embedding and hidden, `2H`."""
+    """Projections only; q, k and v take `width` numbers."""
 
-    def __init__(self, c: HeadConfig) -> None:
+    def __init__(self, c: HeadConfig, width: int) -> None:
         super().__init__()
         query, key, bias = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim, c.attention_bias
-        self.q_proj = nn.Linear(2 * c.hidden_size, query, bias=bias)
-        self.k_proj = nn.Linear(2 * c.hidden_size, key, bias=bias)
-        self.v_proj = nn.Linear(2 * c.hidden_size, key, bias=bias)
+        self.q_proj = nn.Linear(width, query, bias=bias)
+        self.k_proj = nn.Linear(width, key, bias=bias)
+        self.v_proj = nn.Linear(width, key, bias=bias)
         self.o_proj = nn.Linear(query, c.hidden_size, bias=bias)
+        self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+
+    def of(self, x: Tensor, rotary: Rotary, positions: Tensor, residual: Tensor) -> Projected:
+        """x: `[.., width]`; positions: `[..]`; residual: `[.., H]`, what attention adds to."""
+        shape = x.shape[:-1]
+        cos, sin = rotary.cos_sin(positions, x.dtype)
+        query = self.q_proj(x).view(*shape, self.heads, self.head_dim)
+        key = self.k_proj(x).view(*shape, self.kv_heads, self.head_dim)
+        value = self.v_proj(x).view(*shape, self.kv_heads, self.head_dim)
+        return Projected(rotate(query, cos, sin), rotate(key, cos, sin), value, residual)
 
 
-class MidLayer(nn.Module):
-    """The head's only decoder layer."""
+class _Layer(nn.Module):
+    """What follows attention, in every layer."""
+
+    self_attn: Attention
+    mlp: MLP
+    post_attention_layernorm: RMSNorm
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """residual `[.., H]`, attended `[.., q*D]` to the layer's output `[.., H]`."""
+        hidden = residual + self.self_attn.o_proj(attended)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class MidLayer(_Layer):
+    """The first decoder layer, nearly always the only one: q, k and v take the concatenated embedding and hidden."""
 
     def __init__(self, c: HeadConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(c)
+        self.self_attn = Attention(c, 2 * c.hidden_size)
         self.mlp = MLP(c)
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+
+
+class FurtherLayer(_Layer):
+    """An ordinary decoder layer behind the first."""
+
+    def __init__(self, c: HeadConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(c, c.hidden_size)
+        self.mlp = MLP(c)
+        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.rotary = Rotary.of(c)
+
+    def project(self, hidden: Tensor, positions: Tensor) -> Projected:
+        """hidden: `[.., H]`; positions: `[..]`."""
+        return self.self_attn.of(self.input_layernorm(hidden), self.rotary, positions, hidden)
 
 
 class FusingHead(LayerHead):
@@ -61,6 +101,8 @@ class FusingHead(LayerHead):
         if c.norm_before_fc:
             self.input_norm = RMSNorm(width, c.rms_norm_eps)
         self.midlayer = MidLayer(c)
+        # by the numbers that engines give them
+        self.layers = nn.ModuleDict({str(number): FurtherLayer(c) for number in range(1, c.num_decoder_layers)})
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         if c.own_output:
             self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, bias=False)
@@ -90,17 +132,21 @@ class FusingHead(LayerHead):
         return f"inputs of layers {', '.join(map(str, c.feature_layers))}{depth}"
 
     def work(self) -> HeadWork:
-        """q, k and v take `2H`, the output layer has `W` rows."""
-        c = self.config
+        """q, k and v take `2H` in the first layer and `H` in those behind it, the output layer has `W` rows."""
+        c, layers = self.config, self.config.num_decoder_layers
         query, key = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-        attention = 2 * c.hidden_size * (query + 2 * key) + query * c.hidden_size
-        mlp = 3 * c.hidden_size * c.intermediate_size
+        attention = (1 + layers) * c.hidden_size * (query + 2 * key) + layers * query * c.hidden_size
+        mlp = layers * 3 * c.hidden_size * c.intermediate_size
         return HeadWork(
             drafted=attention + mlp + c.hidden_size * c.draft_vocab_size,
-            context=2 * query,
+            context=layers * 2 * query,
             fuse=c.num_features * c.target_hidden_size * c.hidden_size,
-            kv=2 * key,
+            kv=layers * 2 * key,
         )
+
+    @property
+    def deeper(self) -> Sequence[FurtherLayer]:
+        return tuple(cast(FurtherLayer, layer) for layer in self.layers.values())
 
     def fuse(self, features: Tensor) -> Tensor:
         """`[.., n*Ht]` (residual streams, low to high) to the hidden of step 0, `[.., H]`."""
@@ -113,23 +159,16 @@ class FusingHead(LayerHead):
 
     def project(self, embedding: Tensor, hidden: Tensor, positions: Tensor) -> Projected:
         """embedding, hidden: `[.., H]`; positions: `[..]` (spec section 3). Embedding comes first."""
-        c, layer = self.config, self.midlayer
+        layer = self.midlayer
         normed = layer.hidden_norm(hidden)
         x = torch.cat([layer.input_layernorm(embedding), normed], dim=-1)
-        shape = x.shape[:-1]
-        cos, sin = self.rotary.cos_sin(positions, x.dtype)
-        query = layer.self_attn.q_proj(x).view(*shape, c.num_attention_heads, c.head_dim)
-        key = layer.self_attn.k_proj(x).view(*shape, c.num_key_value_heads, c.head_dim)
-        value = layer.self_attn.v_proj(x).view(*shape, c.num_key_value_heads, c.head_dim)
-        residual = normed if c.norm_before_residual else hidden
-        return Projected(rotate(query, cos, sin), rotate(key, cos, sin), value, residual)
+        residual = normed if self.config.norm_before_residual else hidden
+        return layer.self_attn.of(x, self.rotary, positions, residual)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """residual `[.., H]` (of `project`), attended `[.., q*D]` to the layer's output `[.., H]`, before the final
-        norm."""
-        layer = self.midlayer
-        hidden = residual + layer.self_attn.o_proj(attended)
-        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        """residual `[.., H]` (of `project`), attended `[.., q*D]` to the first layer's output `[.., H]`, before the
+        final norm."""
+        return self.midlayer.finish(residual, attended)
 
     def logits(self, output: Tensor) -> Tensor:
         """`[.., H]` to `[.., W]`. Raises `TercelError` for a head that has no output layer and was lent none."""
@@ -146,6 +185,8 @@ class Eagle3Head(FusingHead, AttendingHead):
 
     def in_words(self) -> str:
         found = [name for name in FLAGS if vars(self.config)[name]]
+        if (layers := self.config.num_decoder_layers) > 1:
+            found.insert(0, f"{layers} decoder layers")
         newer = "EAGLE-3.1" if self.config.fc_norm or self.config.norm_output else self.title
         return f"{newer} ({', '.join(found)})" if found else newer
 
@@ -169,7 +210,7 @@ def public_config(c: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "num_hidden_layers": 1,
+        "num_hidden_layers": c.num_decoder_layers,
         "hidden_size": c.hidden_size,
         "target_hidden_size": c.target_hidden_size,
         "intermediate_size": c.intermediate_size,

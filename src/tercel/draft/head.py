@@ -7,10 +7,10 @@ draft vocabulary, V target's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -168,12 +168,41 @@ class BorrowingHead(StepHead):
         return self._output_layer.layer(output)
 
 
+class DeeperLayer(Protocol):
+    """A layer behind a head's first: it reads that one's output alone."""
+
+    def project(self, hidden: Tensor, positions: Tensor) -> Projected:
+        """hidden: `[.., H]`; positions: `[..]`."""
+        ...
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """As `LayerHead.finish`."""
+        ...
+
+
+# The attention of a head's layer, by its number: what it adds to `[.., H]`, and what it gives `[.., q*D]`.
+Attend = Callable[[int, Projected], tuple[Tensor, Tensor]]
+
+
 class LayerHead(StepHead):
-    """One that computes `project` → (attention) → `finish`, a layer.
+    """One that computes `project` → (attention) → `finish`, a layer, and then the layers behind it, `deeper`.
 
     The module computes; who attends to what is the caller's: training-time test and the draft tree bring their own
     attention between the two.
     """
+
+    @property
+    def deeper(self) -> Sequence[DeeperLayer]:
+        """The layers behind the first; most heads have none."""
+        return ()
+
+    def step(self, now: Projected, positions: Tensor, attend: Attend) -> Tensor:
+        """The output of all layers behind `now`, of `project` at these positions. `attend` may answer for fewer rows at
+        the last layer than it was given; those before make its keys, and need them all."""
+        output = self.finish(*attend(0, now))
+        for number, layer in enumerate(self.deeper, 1):
+            output = layer.finish(*attend(number, layer.project(output, positions)))
+        return output
 
     @abstractmethod
     def project(self, embedding: Tensor, hidden: Tensor, positions: Tensor) -> Projected:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tercel.draft import DraftModel, Eagle3Head
 from tercel.draft.alignment import rope_position, token_in
+from tercel.draft.layers import Projected
 from tercel.errors import TercelError
 from tercel.interop.engines import find
 from tercel.interop.loaders import EngineView, draft_logits, frequencies_of, look_up
@@ -144,15 +145,21 @@ def _largest_difference(model: DraftModel, seen: EngineView) -> float:
 
 def _chain(head: Eagle3Head, features: Tensor, embedded: Tensor, positions: Tensor) -> list[Tensor]:
     """The head's own: logits `[T-s, W]` of every step. `embedded` begins with the token that row 0 reads first."""
-    hidden, keys, values, logits = head.fuse(features), [], [], []
+    hidden, logits = head.fuse(features), list[Tensor]()
+    past = [(list[Tensor](), list[Tensor]()) for _ in (head, *head.deeper)]  # keys and values of each layer
+
+    def attended(layer: int, now: Projected) -> tuple[Tensor, Tensor]:
+        keys, values = past[layer]
+        keys.append(now.key)
+        values.append(now.value)
+        return now.residual, _attend(now.query, keys, values)
+
     for step in range(STEPS):
         rows = torch.arange(len(positions) - step)
         hidden = hidden[rows]
         read = token_in(rows, step) - token_in(0, 0)
-        now = head.project(embedded[read], hidden, rope_position(positions[rows], step))
-        keys.append(now.key)
-        values.append(now.value)
-        output = head.finish(now.residual, _attend(now.query, keys, values))
+        at = rope_position(positions[rows], step)
+        output = head.step(head.project(embedded[read], hidden, at), at, attended)
         logits.append(head.logits(output))
         hidden = head.feedback(output)
     return logits

@@ -40,6 +40,7 @@ def dropping(head: Eagle3Head, share: float, chance: torch.Generator) -> Iterato
         return output * kept.div_(1 - share)
 
     with ExitStack() as hooks:
-        for module in (head.fc, head.midlayer.self_attn.o_proj, head.midlayer.mlp):
+        layers = (head.midlayer, *head.deeper)
+        for module in (head.fc, *(part for layer in layers for part in (layer.self_attn.o_proj, layer.mlp))):
             hooks.callback(module.register_forward_hook(drop).remove)
         yield

@@ -41,7 +41,7 @@ _SOME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("feature_loss", "norm_output"), (EAGLE3,)),
     **dict.fromkeys(("feature_layers", "fc_norm"), FUSING),
     "tie_size": (P_EAGLE,),
-    **dict.fromkeys(("dropout", "feature_noise", "mlp_width", "layer_start", "step_inputs"), (EAGLE3,)),
+    **dict.fromkeys(("dropout", "feature_noise", "mlp_width", "layer_start", "step_inputs", "head_layers"), (EAGLE3,)),
     "freeze_lm_head": (EAGLE3, *PARTS),
     **dict.fromkeys(("part_layers", "shared_output"), PARTS),
 }
@@ -87,6 +87,7 @@ _RANGES = (
     ("ema", 0, 0.9999),
     ("cycles", 1, limits.COUNT),
     ("mlp_width", 0, limits.HEAD_SIZE),
+    ("head_layers", 1, limits.HEAD_LAYERS),
     ("feature_noise", 0, limits.RATE),
     ("max_length", 1, limits.POSITIONS),
     ("ttt_steps", 1, limits.TTT_STEPS),
@@ -105,7 +106,7 @@ _ADDED = {
     **{"optimizer": "adamw", "method": EAGLE3, "feature_loss": 0.0},
     **{"part_layers": 1, "shared_output": False, "tie_size": 128},
     **{"prompt_weight": 0.0, "dropout": 0.0, "feature_noise": 0.0, "ema": 0.0, "mlp_width": 0},
-    **{"layer_start": RANDOM, "step_inputs": TEXT, "schedule": COSINE, "cycles": 1},
+    **{"layer_start": RANDOM, "step_inputs": TEXT, "schedule": COSINE, "cycles": 1, "head_layers": 1},
 }
 
 
@@ -141,7 +142,8 @@ class TrainConfig:
     start_from: a head (folder, or name of a target with a shipped one) whose weights and draft vocabulary this run
     begins with, under a schedule of its own.
     step_inputs: what drafts say the text need not, and the target's distribution is that of the text all the same.
-    layer_start: matrices and norms of the target's last layer, where it has the parts of the head's.
+    head_layers: those behind the first read what it gives, and no embeddings.
+    layer_start: matrices and norms of the target's last layer, where it has the parts of the head's first.
     freeze_lm_head: keep the target's output rows as they are, as in the paper's text (with draft_vocab 0: its whole
     output layer); otherwise they are only the start.
     draft_vocab: `W` (0: the target's whole vocabulary).
@@ -198,6 +200,7 @@ class TrainConfig:
         Setting("Layers whose inputs are the features, such as 2,15,27; none is a low, a middle and a high one."),
     ] = ()
     mlp_width: Annotated[int, Setting("Width of the head's MLP; 0 is the target's.")] = 0
+    head_layers: Annotated[int, Setting("Decoder layers of the head; most engines take one only.")] = 1
     layer_start: Annotated[
         str, Setting("What the head's layer begins as: random, or target for the target's last layer.")
     ] = RANDOM

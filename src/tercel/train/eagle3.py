@@ -47,7 +47,11 @@ class Eagle3Lesson(Lesson):
             fc_norm=self.config.fc_norm,
             norm_output=self.config.norm_output,
         )
-        return replace(config, intermediate_size=self.config.mlp_width or config.intermediate_size)
+        return replace(
+            config,
+            intermediate_size=self.config.mlp_width or config.intermediate_size,
+            num_decoder_layers=self.config.head_layers,
+        )
 
     def initialise(
         self,

@@ -23,7 +23,7 @@ from tercel.train.lesson import lesson_of
 # settings that a head has already, and what they are called there
 _OF_HEADS = {
     **{name: name for name in ("feature_layers", "fc_norm", "norm_output", "shared_output", "tie_size")},
-    **{"part_layers": "num_layers", "mlp_width": "intermediate_size"},
+    **{"part_layers": "num_layers", "mlp_width": "intermediate_size", "head_layers": "num_decoder_layers"},
 }
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from tercel.draft.alignment import RowPlan, imitated, plan_rows, predicted, rope_position, token_in
 from tercel.draft.eagle3 import Eagle3Head
 from tercel.draft.head import AttendingHead, LayerHead
-from tercel.train.attention import segments, ttt_attention
+from tercel.draft.layers import Projected
+from tercel.train.attention import Segment, segments, ttt_attention
 from tercel.train.config import Objective
 from tercel.train.losses import Teacher, draft_loss, feature_distance
 
@@ -174,31 +175,58 @@ def roll(
     head: LayerHead, batch: Batch, plan: RowPlan, embeddings: Tensor, fused: Tensor, read: Read
 ) -> Iterator[Tensor]:
     """The outputs `[R_s, H]` of each of `plan`'s steps, as long as there are any: step 0 reads `embeddings` and `fused`
-    features `[N, H]`, and every later row sees the keys of step 0 up to its own and its own of the steps since."""
+    features `[N, H]`, and in every layer a later row sees the keys of step 0 up to its own and its own of the steps
+    since."""
     device, positions = batch.tokens.device, batch.positions
+    if len(plan.rows[0]) == 0:
+        return
+    kept: list[_LayerKeys] = []  # of each layer
 
     # Step 0 over all tokens: the last of a sequence reads a token that is not its own, but no row sees it.
-    every = torch.arange(len(batch.tokens), device=device)
-    first = head.project(embeddings[token_in(every, 0).clamp(max=len(every) - 1)], fused, positions)
-    rows = plan.rows[0].to(device)
-    query, residual = first.query[rows], first.residual[rows]
-    extra_keys = first.key.new_empty(0, len(rows), *first.key.shape[1:])  # [s, R_s, kv, D]
-    extra_values, output = extra_keys, residual
+    every, rows = torch.arange(len(batch.tokens)), plan.rows[0]
+    last = len(head.deeper)
 
-    for step in range(len(plan.rows)):
-        rows = plan.rows[step].to(device)
-        if len(rows) == 0:
+    def begin(layer: int, now: Projected) -> tuple[Tensor, Tensor]:
+        asked = rows if layer == last else every  # of whose outputs the next layer makes its keys
+        here, pieces = asked.to(device), segments(asked, batch.lengths)
+        kept.append(_LayerKeys(now, len(rows)))
+        return now.residual[here], kept[layer].attended(now.query[here], here, pieces)
+
+    following = token_in(every, 0).clamp(max=len(every) - 1).to(device)
+    output = head.step(head.project(embeddings[following], fused, positions), positions, begin)
+    yield output
+
+    for step in range(1, len(plan.rows)):
+        if len(plan.rows[step]) == 0:
             return
-        if step > 0:
-            keep = plan.subset[step].to(device)
-            now = head.project(*read(step, rows, keep, output), rope_position(positions[rows], step))
-            query, residual = now.query, now.residual
-            extra_keys = torch.cat([extra_keys[:, keep], now.key[None]])
-            extra_values = torch.cat([extra_values[:, keep], now.value[None]])
-        pieces = segments(plan.rows[step], batch.lengths)
-        attended = ttt_attention(query, first.key, first.value, extra_keys, extra_values, rows, pieces)
-        output = head.finish(residual, attended)
+        here, keep = plan.rows[step].to(device), plan.subset[step].to(device)
+        pieces, at = segments(plan.rows[step], batch.lengths), rope_position(positions[here], step)
+
+        def go_on(layer: int, now: Projected) -> tuple[Tensor, Tensor]:
+            kept[layer].add(now, keep)  # noqa: B023 (called before the next step)
+            return now.residual, kept[layer].attended(now.query, here, pieces)  # noqa: B023
+
+        output = head.step(head.project(*read(step, here, keep, output), at), at, go_on)
         yield output
+
+
+class _LayerKeys:
+    """Keys and values of a layer: of step 0 `[N, kv, D]`, and `[s, R_s, kv, D]` of the rows' own later steps."""
+
+    def __init__(self, first: Projected, rows: int) -> None:
+        self.key, self.value = first.key, first.value
+        self.own_keys = self.own_values = first.key.new_empty(0, rows, *first.key.shape[1:])
+
+    def add(self, now: Projected, keep: Tensor) -> None:
+        """Those of a step, whose rows are `keep` of the one before."""
+        self.own_keys = torch.cat([self.own_keys[:, keep], now.key[None]])
+        self.own_values = torch.cat([self.own_values[:, keep], now.value[None]])
+
+    def attended(self, query: Tensor, rows: Tensor, pieces: list[Segment]) -> Tensor:
+        own_keys, own_values = self.own_keys, self.own_values
+        if not len(own_keys):  # at step 0 more rows may ask than go on
+            own_keys = own_values = own_keys.new_empty(0, len(rows), *own_keys.shape[2:])
+        return ttt_attention(query, self.key, self.value, own_keys, own_values, rows, pieces)
 
 
 class RowGoals(NamedTuple):

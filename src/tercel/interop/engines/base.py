@@ -81,7 +81,8 @@ class ServingEngine(ABC):
     can capture. sorts_layers: it captures in the order of the layers, whatever the order of the list. captures: how
     many layers, where that is fixed. single_layer: it builds `fc` for one layer too. wide_fc: it builds `fc` even where
     the captured layers together are as wide as the head. other_widths: a head may be of another width than its target.
-    own_embeddings: a head as wide as its target may have embeddings of its own.
+    own_embeddings: a head as wide as its target may have embeddings of its own. deep: a head may have more decoder
+    layers than one.
 
     How it runs:
     takes_gguf: target and draft are GGUF files. names_target: the folder itself says what its target is. drafts_trees:
@@ -104,6 +105,7 @@ class ServingEngine(ABC):
     wide_fc: ClassVar[bool] = True
     other_widths: ClassVar[bool] = True
     own_embeddings: ClassVar[bool] = True
+    deep: ClassVar[bool] = False
 
     takes_gguf: ClassVar[bool] = False
     names_target: ClassVar[bool] = False

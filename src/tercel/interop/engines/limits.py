@@ -35,6 +35,11 @@ def check_expressible(
                 f"{who} has no {flag}, which this head was trained with; export it to {_that_have(flag)}, or train a "
                 "head without it"
             )
+    if c.num_decoder_layers > 1 and not engine.deep:
+        raise TercelError(
+            f"{who} builds a head of one decoder layer, and this one has {c.num_decoder_layers}; export it to "
+            f"{_first(lambda e: e.deep, 2)}, or train one with head-layers 1"
+        )
     _check_layers(engine, c)
     _check_widths(engine, c)
     kind = c.rope_parameters.get("rope_type", "default")

@@ -23,6 +23,7 @@ class _Served(FolderEngine):
 
     image = "vllm/vllm-openai:v0.32.0"
     entry = 2
+    deep = True  # each layer behind the first an ordinary one
 
     def spread(self, layout: Layout, node: int) -> list[str]:
         sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "data": layout.data}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from tercel.draft import HeadConfig
@@ -54,6 +56,7 @@ def read_config(s: ForeignFolder, notes: Notes, num_layers: int | None, layer_id
             max_position_embeddings=_positions(s, notes),
             own_embeddings="embed_tokens.weight" in s.tensors,
             own_output="lm_head.weight" in s.tensors,
+            num_decoder_layers=_layers_held(s),
             **vars(flags),
         )
         return config if num_layers is None or not config.fits_depth(num_layers) else config.placed(num_layers)
@@ -63,12 +66,15 @@ def read_config(s: ForeignFolder, notes: Notes, num_layers: int | None, layer_id
 
 
 def _check_layer(s: ForeignFolder) -> None:
-    """The kind of layer: one, of the Llama sort, attending to everything."""
+    """The kind of layer: of the Llama sort, attending to everything, and as many as there are."""
     if not s.body:
         raise TercelError(f"{s.where} has no transformer_layer_config, where speculators keeps sizes; fetch it again")
-    count = size(s.body, "num_hidden_layers", s.where, 1)
-    if count != 1:
-        raise TercelError(f"{s.where} describes a head of {count} layers; tercel takes EAGLE-3 heads with one")
+    said, held = size(s.body, "num_hidden_layers", s.where, 1), _layers_held(s)
+    if said != held:
+        raise TercelError(
+            f"{s.where} says num_hidden_layers {said}, but {s.file} holds tensors of {held}; config and weights are of "
+            "different heads"
+        )
     activation = s.body.get("hidden_act", "silu")
     if activation != "silu":
         raise TercelError(f"{s.where} says hidden_act {short(activation)}, but tercel takes EAGLE-3 heads with silu")
@@ -82,6 +88,11 @@ def _check_layer(s: ForeignFolder) -> None:
         raise TercelError(f"{s.where} describes a head that attends within a sliding window, which tercel does not do")
     if s.body.get("mlp_bias") and not any(name.endswith("_proj.bias") and ".mlp." in name for name in s.tensors):
         raise TercelError(f"{s.where} says mlp_bias true, but {s.file} holds no such bias; tercel's heads have none")
+
+
+def _layers_held(s: ForeignFolder) -> int:
+    """How many decoder layers there are tensors of."""
+    return max((int(m[1]) for name in s.tensors if (m := re.match(r"layers\.(\d{1,6})\.", name))), default=0) + 1
 
 
 def _width(s: ForeignFolder, hidden: int) -> int:

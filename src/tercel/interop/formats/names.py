@@ -72,13 +72,9 @@ def _refuse_packed(stored: Mapping[str, Tensor], file: Path) -> None:
 
 
 def _refuse_other_kinds(named: Mapping[str, Tensor], file: Path) -> None:
-    deeper = sorted({int(m[2]) for name in named if (m := re.match(r"(layers|midlayer)\.(\d+)\.", name))})
+    deeper = [name for name in named if re.match(r"(layers|midlayer)\.\d+\.", name)]
     if "fc.weight" not in named and any(name.endswith("embed_tokens.weight") for name in named) and deeper:
         raise TercelError(f"{file} holds a whole language model, not a draft head: it has layers but no fc.weight")
-    if deeper:
-        raise TercelError(
-            f"{file} holds a head of more than one layer (layers.{deeper[-1]}); tercel takes EAGLE-3 heads with one"
-        )
     for pattern, meaning in _OTHER_KINDS:
         found = next((name for name in sorted(named) if re.fullmatch(pattern, name)), None)
         if found is not None:

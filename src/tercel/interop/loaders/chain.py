@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tercel.errors import TercelError
-from tercel.interop.loaders.parts import EngineView
+from tercel.interop.loaders.parts import EngineView, layer_role
 
 
 def look_up(view: EngineView, tokens: Tensor, of_target: Tensor) -> Tensor:
@@ -33,11 +33,14 @@ def draft_logits(
     """
     if view.random:
         raise TercelError(f"{view.engine} would leave {view.random[0]} uninitialised; its logits mean nothing")
-    past = _Past()
+    past = [_Past() for _ in range(view.sizes.layers)]
     hidden, logits = _fuse(view, features.float()), []
     for step in range(steps):
         rows = len(positions) - step
-        output = _layer(view, embeddings[step:].float(), hidden[:rows], positions[:rows] + step, past)
+        at = positions[:rows] + step
+        output = _first_layer(view, embeddings[step:].float(), hidden[:rows], at, past[0])
+        for number in range(1, view.sizes.layers):
+            output = _further_layer(view, number, output, at, past[number])
         normed = _norm(view, output, "norm.weight")
         logits.append(F.linear(normed, _weight(view, "lm_head.weight")))
         hidden = normed if view.flags["norm_output"] else output
@@ -45,7 +48,7 @@ def draft_logits(
 
 
 class _Past:
-    """Keys and values of the steps so far, each `[T-s, kv, D]`."""
+    """Keys and values of a layer in the steps so far, each `[T-s, kv, D]`."""
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
@@ -69,28 +72,38 @@ def _fuse(view: EngineView, features: Tensor) -> Tensor:
     return F.linear(features, _weight(view, "fc.weight"))
 
 
-def _layer(view: EngineView, embedded: Tensor, hidden: Tensor, positions: Tensor, past: _Past) -> Tensor:
+def _first_layer(view: EngineView, embedded: Tensor, hidden: Tensor, positions: Tensor, past: _Past) -> Tensor:
     normed = _norm(view, hidden, "midlayer.hidden_norm.weight")
     both = torch.cat([_norm(view, embedded, "midlayer.input_layernorm.weight"), normed], dim=-1)
-    attended = _attend(view, both, positions, past)
-    middle = (normed if view.flags["norm_before_residual"] else hidden) + _project(view, attended, "o")
-    inner = _norm(view, middle, "midlayer.post_attention_layernorm.weight")
-    gate, up, down = (_weight(view, f"midlayer.mlp.{name}_proj.weight") for name in ("gate", "up", "down"))
+    residual = normed if view.flags["norm_before_residual"] else hidden
+    return _layer(view, "midlayer", both, residual, positions, past)
+
+
+def _further_layer(view: EngineView, number: int, hidden: Tensor, positions: Tensor, past: _Past) -> Tensor:
+    role = layer_role(number)
+    return _layer(view, role, _norm(view, hidden, f"{role}.input_layernorm.weight"), hidden, positions, past)
+
+
+def _layer(view: EngineView, role: str, x: Tensor, residual: Tensor, positions: Tensor, past: _Past) -> Tensor:
+    """x: what q, k and v take; residual `[T, H]`."""
+    middle = residual + _project(view, role, _attend(view, role, x, positions, past), "o")
+    inner = _norm(view, middle, f"{role}.post_attention_layernorm.weight")
+    gate, up, down = (_weight(view, f"{role}.mlp.{name}_proj.weight") for name in ("gate", "up", "down"))
     return middle + F.linear(F.silu(F.linear(inner, gate)) * F.linear(inner, up), down)
 
 
-def _project(view: EngineView, x: Tensor, name: str) -> Tensor:
-    bias = view.weights.get(f"midlayer.self_attn.{name}_proj.bias")
-    weight = _weight(view, f"midlayer.self_attn.{name}_proj.weight")
+def _project(view: EngineView, role: str, x: Tensor, name: str) -> Tensor:
+    bias = view.weights.get(f"{role}.self_attn.{name}_proj.bias")
+    weight = _weight(view, f"{role}.self_attn.{name}_proj.weight")
     return F.linear(x, weight, None if bias is None else bias.float())
 
 
-def _attend(view: EngineView, x: Tensor, positions: Tensor, past: _Past) -> Tensor:
+def _attend(view: EngineView, role: str, x: Tensor, positions: Tensor, past: _Past) -> Tensor:
     """Row `t` sees rows `0..t` of step 0 and its own entries of later steps."""
     rows, heads, kv, size = len(x), view.sizes.heads, view.sizes.kv_heads, view.sizes.head_dim
-    query = _rotate(view, _project(view, x, "q").view(rows, heads, size), positions)
-    past.keys.append(_rotate(view, _project(view, x, "k").view(rows, kv, size), positions))
-    past.values.append(_project(view, x, "v").view(rows, kv, size))
+    query = _rotate(view, _project(view, role, x, "q").view(rows, heads, size), positions)
+    past.keys.append(_rotate(view, _project(view, role, x, "k").view(rows, kv, size), positions))
+    past.values.append(_project(view, role, x, "v").view(rows, kv, size))
     keys = [k[:rows].repeat_interleave(heads // kv, dim=1) for k in past.keys]
     values = [v[:rows].repeat_interleave(heads // kv, dim=1) for v in past.values]
     scale = 1 / math.sqrt(size)

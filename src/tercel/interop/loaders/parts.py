@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True)
 class Sizes:
     """Numbers an engine builds its modules with. features: how many layers `fc` takes; eps: of the norms; positions: of
-    the longest text."""
+    the longest text; layers: of the decoder."""
 
     hidden: int
     target_hidden: int
@@ -37,6 +37,7 @@ class Sizes:
     features: int
     eps: float
     positions: int
+    layers: int = 1
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,20 @@ def read_tensors(engine: str, folder: Path) -> Named:
     return tensors
 
 
-def llama_sizes(engine: str, config: dict[str, Any], features: int, draft_vocab: int) -> Sizes:
-    """Sizes from a Llama configuration. Raises `TercelError` where transformers would refuse it."""
+def llama_sizes(
+    engine: str, config: dict[str, Any], features: int, draft_vocab: int, *, deep: bool = False
+) -> Sizes:
+    """Sizes from a Llama configuration. deep: whether the engine builds as many layers as it says, or one. Raises
+    `TercelError` where transformers or the engine would refuse it."""
     hidden, heads = int(config.get("hidden_size", 4096)), int(config.get("num_attention_heads", 32))
     if hidden % heads:
         raise TercelError(
             f"{engine} reads the head through transformers' LlamaConfig, which refuses hidden_size {hidden} with "
             f"{heads} attention heads; use a head of a width that its heads divide"
         )
-    if int(config.get("num_hidden_layers", 32)) != 1:
-        raise TercelError(f"{engine} would build {config.get('num_hidden_layers', 32)} layers; a head has one")
+    layers = int(config.get("num_hidden_layers", 32))
+    if layers != 1 and not deep:
+        raise TercelError(f"{engine} would build {layers} layers; a head has one")
     return Sizes(
         hidden=hidden,
         target_hidden=int(config.get("target_hidden_size") or hidden),
@@ -113,6 +118,7 @@ def llama_sizes(engine: str, config: dict[str, Any], features: int, draft_vocab:
         features=features,
         eps=float(config.get("rms_norm_eps", 1e-6)),
         positions=int(config.get("max_position_embeddings", 2048)),
+        layers=layers,
     )
 
 
@@ -123,6 +129,11 @@ def transformers_rope(config: dict[str, Any]) -> dict[str, Any]:
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
     rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     return rope
+
+
+def layer_role(number: int) -> str:
+    """What the roles of a decoder layer's weights begin with."""
+    return f"layers.{number}" if number else "midlayer"
 
 
 def default_inputs(num_layers: int) -> tuple[int, ...]:
@@ -142,26 +153,31 @@ def shapes(
     """Role to shape of every weight that an engine with these options builds."""
     query, key, h = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim, sizes.hidden
     fused = sizes.features * sizes.target_hidden
-    attention = "midlayer.self_attn."
     wanted: dict[str, Shape] = {
         "fc.weight": (h, fused),
-        attention + "q_proj.weight": (query, 2 * h),
-        attention + "k_proj.weight": (key, 2 * h),
-        attention + "v_proj.weight": (key, 2 * h),
-        attention + "o_proj.weight": (h, query),
-        "midlayer.mlp.gate_proj.weight": (sizes.intermediate, h),
-        "midlayer.mlp.up_proj.weight": (sizes.intermediate, h),
-        "midlayer.mlp.down_proj.weight": (h, sizes.intermediate),
-        "midlayer.input_layernorm.weight": (h,),
         "midlayer.hidden_norm.weight": (h,),
-        "midlayer.post_attention_layernorm.weight": (h,),
         "norm.weight": (h,),
         "lm_head.weight": (sizes.draft_vocab, h),
     }
-    if qkv_bias:
-        wanted |= {f"{attention}{name}_proj.bias": (size,) for name, size in (("q", query), ("k", key), ("v", key))}
-    if output_bias:
-        wanted[attention + "o_proj.bias"] = (h,)
+    for number in range(sizes.layers):
+        layer, reads = layer_role(number), 2 * h if number == 0 else h
+        attention = f"{layer}.self_attn."
+        wanted |= {
+            attention + "q_proj.weight": (query, reads),
+            attention + "k_proj.weight": (key, reads),
+            attention + "v_proj.weight": (key, reads),
+            attention + "o_proj.weight": (h, query),
+            f"{layer}.mlp.gate_proj.weight": (sizes.intermediate, h),
+            f"{layer}.mlp.up_proj.weight": (sizes.intermediate, h),
+            f"{layer}.mlp.down_proj.weight": (h, sizes.intermediate),
+            f"{layer}.input_layernorm.weight": (h,),
+            f"{layer}.post_attention_layernorm.weight": (h,),
+        }
+        if qkv_bias:
+            biases = (("q", query), ("k", key), ("v", key))
+            wanted |= {f"{attention}{name}_proj.bias": (size,) for name, size in biases}
+        if output_bias:
+            wanted[attention + "o_proj.bias"] = (h,)
     if fc_norm:
         wanted |= {f"fc_norm.{i}.weight": (sizes.target_hidden,) for i in range(sizes.features)}
     if input_norm:

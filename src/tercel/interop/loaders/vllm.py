@@ -93,7 +93,7 @@ def _load(engine: str, config: dict[str, Any], tensors: Named, num_layers: int) 
     features = config.get("num_aux_hidden_states") or (len(nested) if nested else 3)  # only the nested list counts
     check_captured("vLLM", layers, features, num_layers)
     vocab = config.get("vocab_size", 32000)
-    sizes = llama_sizes("vLLM", config, features, config.get("draft_vocab_size") or vocab)
+    sizes = llama_sizes("vLLM", config, features, config.get("draft_vocab_size") or vocab, deep=True)
     flags = {
         "norm_before_residual": bool(config.get("norm_before_residual", False)),
         "norm_before_fc": bool(eagle.get("norm_before_fc", config.get("norm_before_fc", False))),
