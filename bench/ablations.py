@@ -2,7 +2,8 @@
 
     tercel features TARGET --data DATA --out FEATURES --all-tokens
     python bench/ablations.py TARGET DATA OUT --base BASE.yaml [--features FEATURES] [--steps 60] [--seeds 0 1]
-        [--variants bench/ablations.txt] [--only NAME …] [--pages docs/experiments] [--keep] [--list]
+        [--variants bench/ablations.txt] [--only NAME …] [--stores float8 int8] [--pages docs/experiments] [--keep]
+        [--list]
 
 The base is a settings file of `tercel train`; the variants are a table, one a line: name, question, settings that
 differ from the base (`ablations.txt`). Each is trained for as many optimizer steps with every seed, one after the
@@ -14,6 +15,9 @@ Everything lies in OUT and goes on where it stopped: the same command again. A q
 its variants are measured, with the verdict in its title (`ablations_page.py` says when a difference is one). Of a run
 that is measured the numbers stay; --keep keeps the run too (25 bytes a weight). Features from files that do not fit a
 variant (other layers, answers alone) are left out for it, and the target is run.
+
+--stores asks what it costs to keep features in 8 bits: the base once more, learning from features that are made in OUT
+and kept so. All are measured on features as they are, which is what decoding has.
 """
 
 from __future__ import annotations
@@ -48,20 +52,30 @@ from tercel.train.features import FeatureSupply
 from tercel.train.lesson import lesson_of
 from tercel.train.loop import train
 from tercel.train.losses import CHUNK_ROWS
+from tercel.train.make_features import make_features
+from tercel.train.packing import PACKINGS
 from tercel.train.ttt import Batch, roll_out
 
 BASE = "base"
+KEPT = "What does it cost to keep features in 8 bits?"
 TABLE = Path(__file__).with_name("ablations.txt")
 EQUAL = ("epochs", "max_steps", "max_length", "eval_share", "seed")  # budget, and what is held out
 
 
 @dataclass(frozen=True)
 class Variant:
-    """settings: those that differ from the base, by the names of `TrainConfig`."""
+    """settings: those that differ from the base, by the names of `TrainConfig`. store: how the features that it learns
+    from are kept (`PACKINGS`); None: as the base's."""
 
     name: str
     question: str
     settings: Mapping[str, Any]
+    store: str | None = None
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """All that differs from the base."""
+        return self.settings if self.store is None else {**self.settings, "store": self.store}
 
 
 def read_table(file: Path) -> list[Variant]:
@@ -118,6 +132,8 @@ class Trials:
             return Measured.from_json(read_json(kept))
         store = self._store(config)
         files = None if store is None else store.folder
+        if variant is not None and variant.store is not None:
+            files = self._kept(config, variant.store)
         summary = train(self.target, self.chats, config, self.out / name, features=files)
         model = load_head(self.out / name / "last", dtype=self.target.dtype)
         held_out, known = (self._conversations(model, config, chats, store) for chats in self.sides(config))
@@ -141,14 +157,25 @@ class Trials:
         seen = sorted({place for step in plan for batch in step for place in batch})
         return self.data.held_out, [self.data.train[place] for place in seen[: len(self.data.held_out)]]
 
+    def _layers(self, config: TrainConfig) -> tuple[int, ...]:
+        """The layers that the run's features are of."""
+        size = config.draft_vocab or self.target.vocab_size
+        return lesson_of(config).new_config(self.target, size).feature_layers
+
+    def _kept(self, config: TrainConfig, store: str) -> Path:
+        """Where the run's features are, kept so; made, where they are not there."""
+        folder, whole = self.out / f"features-{store}", config.prompt_weight > 0
+        layers, longest = self._layers(config), config.max_length
+        make_features(self.target, self.chats, layers, folder, max_length=longest, store=store, all_tokens=whole)
+        return folder
+
     def _store(self, config: TrainConfig) -> FeatureStore | None:
         """The features, if they are those that the run needs."""
         if self.features is None:
             return None
-        store, lesson = FeatureStore(self.features), lesson_of(config)
-        layers = lesson.new_config(self.target, config.draft_vocab or self.target.vocab_size).feature_layers
+        store = FeatureStore(self.features)
         try:
-            store.require_of(self.target, layers)
+            store.require_of(self.target, self._layers(config))
             store.require([*self.data.train, *self.data.held_out], all_tokens=config.prompt_weight > 0)
         except TercelError as error:
             print(f"the target is run: {error}", flush=True)
@@ -209,14 +236,15 @@ def run_all(
     for question in dict.fromkeys(variant.question for variant in variants):
         measured: dict[str, tuple[Mapping[str, Any], list[Measured] | str]] = {}
         for variant in (one for one in variants if one.question == question):
-            if all(vars(trials.base)[name] == value for name, value in variant.settings.items()):
+            same = all(vars(trials.base)[name] == value for name, value in variant.settings.items())
+            if same and variant.store is None:
                 continue  # the base itself
             try:
                 runs = [trials.measure(variant, seed) for seed in seeds]
             except TercelError as error:
-                measured[variant.name] = (variant.settings, str(error))
+                measured[variant.name] = (variant.told, str(error))
             else:
-                measured[variant.name] = (variant.settings, runs)
+                measured[variant.name] = (variant.told, runs)
         if any(not isinstance(runs, str) for _, runs in measured.values()):
             yield write_page(pages, question, told, base, measured)
 
@@ -229,7 +257,8 @@ def _command(asked: argparse.Namespace) -> str:
             told += [f"--{name}", file.name]
     told += ["--steps", str(asked.steps), "--seeds", *map(str, asked.seeds)]
     told += ["--limit", str(asked.limit)] if asked.limit else []
-    return shlex.join(told + (["--only", *asked.only] if asked.only else []))
+    told += ["--stores", *asked.stores] if asked.stores else []
+    return shlex.join(told + (["--only", *asked.only] if asked.only is not None else []))
 
 
 def main() -> None:
@@ -242,20 +271,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps of every run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--variants", type=Path, default=TABLE)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants alone")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="these variants alone; no name is none")
+    parser.add_argument("--stores", nargs="+", default=[], choices=list(PACKINGS), help="ways of keeping features")
     parser.add_argument("--limit", type=int, help="read at most that many conversations")
     parser.add_argument("--pages", type=Path, default=Path("docs/experiments"))
     parser.add_argument("--keep", action="store_true", help="keep runs and heads that are measured")
     parser.add_argument("--list", action="store_true", help="only show what would be tried")
     asked = parser.parse_args()
-    variants = [one for one in read_table(asked.variants) if not asked.only or one.name in asked.only]
+    variants = [one for one in read_table(asked.variants) if asked.only is None or one.name in asked.only]
     if missing := set(asked.only or ()) - {one.name for one in variants}:
         raise TercelError(f"{asked.variants} has no {', '.join(sorted(missing))}")
+    variants += [Variant(f"kept-{store}", KEPT, {}, store) for store in asked.stores]
     given = settings_of(asked.base.read_text("utf-8"), str(asked.base)) if asked.base else {}
     base = TrainConfig(**{**given, "max_steps": asked.steps, "eval_every": 10**6, "save_every": 50})
     if asked.list:
         for one in variants:
-            print(f"{one.name:16} {one.question:56} {dict(one.settings)}")
+            print(f"{one.name:16} {one.question:56} {dict(one.told)}")
         return
     target = Target.load(asked.target, dtype=torch.bfloat16)
     chats, _ = load_chats([asked.data], target.tokenizer, max_length=base.max_length, limit=asked.limit)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ablations import EQUAL, TABLE, Trials, Variant, read_table, run_all
+from ablations import EQUAL, KEPT, TABLE, Trials, Variant, read_table, run_all
 from ablations_page import Measured, Row, Setting, verdict
 from recipe import settings_of
 
@@ -16,6 +16,7 @@ from tercel.errors import TercelError
 from tercel.train.acceptance import simulate
 from tercel.train.batches import plan_steps
 from tercel.train.config import TrainConfig
+from tercel.train.feature_store import FeatureStore
 from tercel.train.features import FeatureSupply
 from tercel.train.lesson import lesson_of
 from tests.train.test_loop import CHATS, SMALL
@@ -25,6 +26,24 @@ TOLD = Setting.of(
     **{"command": "python bench/ablations.py …", "target": "tiny", "data": "d.jsonl", "base": {"lr": 2e-3}, "steps": 2},
     **{"chain": 2, "learned": 11, "supervised": 90, "held_out": 3},
 )
+
+
+def test_features_in_8_bits_are_learned_from_and_those_as_they_are_measured_on(tmp_path: Path) -> None:
+    base = replace(SMALL, accumulate=1, max_steps=2, eval_every=10**6)
+    trials = Trials(target_of(), CHATS, base, tmp_path / "out", keep=True)
+    variants = [Variant(f"kept-{store}", KEPT, {}, store) for store in ("int8",)]
+    (page,) = run_all(trials, variants, [0], TOLD, tmp_path / "pages")
+    text = page.read_text("utf-8")
+    assert "| kept-int8 | `store: int8` | 1." in text
+    assert FeatureStore(tmp_path / "out" / "features-int8").of.store == "int8"
+    heads = {name: next((tmp_path / "out").glob(f"{name}-seed-0-*/last")) for name in ("base", "kept-int8")}
+    weights = {name: load_head(folder).head.fc.weight for name, folder in heads.items()}
+    assert not weights["kept-int8"].equal(weights["base"])
+    model = load_head(heads["kept-int8"])
+    supply = FeatureSupply(target_of(), model.head, model.vocabulary)
+    held_out = simulate(lesson_of(base), model.head, [supply.batch(trials.data.held_out)], supply.to_draft)
+    (kept,) = (tmp_path / "out").glob("kept-int8-seed-0-*.json")
+    assert Measured.from_json(json.loads(kept.read_text("utf-8"))).tau == pytest.approx(held_out.tau)
 
 
 def test_variants_are_trained_measured_and_written_down_once(tmp_path: Path) -> None:
