@@ -107,15 +107,20 @@ def test_the_methods_are_listed_with_what_they_need(tmp_path: Path) -> None:
 
 def test_what_is_there_for_a_target_is_told(tmp_path: Path, world: World) -> None:
     file = tmp_path / "heads.yaml"
-    file.write_text(f"again: {{method: eagle3, head: {world.head}}}\n", encoding="utf-8")
+    listed = f"again: {{method: eagle3, head: {world.head}}}\ngone: {{method: eagle3, head: {tmp_path}/gone}}\n"
+    file.write_text(listed, encoding="utf-8")
     out = tmp_path / "methods.json"
     assert run("methods", "smollm2-135m", "--heads", str(file), "--json", str(out)).code == 0
     ready = {row["name"]: row["ready"] for row in json.loads(out.read_text())["methods"]}
     assert (ready["vanilla"], ready["eagle3"], ready["again"]) == ("yes", "yes", world.head)
     assert ready["sps"] == "no: no --draft-model is given"
+    assert ready["gone"] == f"no: there is no head {tmp_path}/gone"
     assert run("methods", world.target, "--json", str(out)).code == 0
     ready = {row["name"]: row["ready"] for row in json.loads(out.read_text())["methods"]}
     assert ready["eagle3"] == "no: no head is given"
+    (tmp_path / "empty").mkdir()
+    refused(run("methods", str(tmp_path / "empty")), str(tmp_path / "empty"))
+    refused(run("methods", str(file)), "is a file but not a .gguf")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ from tercel.cli.options import HeadsFile, JsonFile
 from tercel.cli.paths import user_name
 from tercel.decode.proposers import KINDS, proposer_kind
 from tercel.files import write_json
-from tercel.heads import shipped
+from tercel.heads import may_be, shipped
 from tercel.measure.available import EVERY, TRANSFORMERS, brings_modules, entry_of, lacking
 from tercel.measure.manifest import Entry, read_manifest
 
@@ -34,6 +35,10 @@ def command(
 
     One of your own is named MODULE:ATTRIBUTE (docs/proposers.md).
     """
+    if target is not None and Path(target).exists():
+        from tercel.target_model.stored import StoredTarget
+
+        StoredTarget.find(target, ask_hub=False)  # what is no model is told
     manifest = {} if heads is None else read_manifest(heads)
     has_head = target is not None and shipped(target) is not None
     known = [name for name in dict.fromkeys((*KINDS, *manifest, *EVERY)) if name != TRANSFORMERS]
@@ -57,5 +62,7 @@ def _row(name: str, entry: Entry, has_head: bool, has_modules: bool) -> tuple[st
         return name, _ABSENT, [], False, "no: this version has no such method"
     kind = proposer_kind(entry.method)
     lacks = lacking(entry, has_head=has_head, has_model=False, has_modules=has_modules)
+    if lacks is None and entry.head is not None and not may_be(entry.head):
+        lacks = f"there is no head {entry.head}"
     ready = f"no: {lacks}" if lacks is not None else entry.head or "yes"
     return name, kind.about, [_NEEDS[need] for need in kind.needs], kind.lossy, ready

@@ -44,9 +44,18 @@ def resolve_head(name: str | None, target_name: str) -> Path:
         raise TercelError(
             f"no head is shipped for {target_name}; give HEAD, the folder that `tercel train` made for it"
         )
-    if "/" in name and not name.startswith(("/", "~", ".")):
+    if _of_hub(name):
         return fetch_head(name)
     raise TercelError(f"there is no head {name}; {_hint()}")
+
+
+def may_be(name: str) -> bool:
+    """Whether there is such a head on disk or shipped, or it may be one of the Hub, which is not asked."""
+    return Path(os.path.expanduser(name)).is_dir() or shipped(name) is not None or _of_hub(name)
+
+
+def _of_hub(name: str) -> bool:
+    return "/" in name and not name.startswith(("/", "~", "."))
 
 
 def fetch_head(name: str) -> Path:
