@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,6 +19,7 @@ from tercel.errors import TercelError
 from tercel.measure.manifest import Entry
 from tercel.measure.samples import Samples
 from tercel.measure.summary import BenchReport
+from tercel.measure.tasks import load_task
 from tercel.reproduce.experiments import EXPERIMENTS
 from tercel.reproduce.heads import Workshop, first_rows
 from tercel.reproduce.results import Result, in_words, write_page
@@ -40,6 +42,7 @@ def test_a_tiny_experiment_from_nothing(tmp_path: Path) -> None:
     value = json.loads((out / "fig4.json").read_text("utf-8"))
     assert {"alpha0/eagle3/T0", "alpha1/eagle3/T0", "alpha0/no-feature-loss/T0"} <= set(value["numbers"])
     assert value["settings"]["scale"] == "tiny"
+    assert value["extra"]["questions"] == 3  # all that there are of fifteen
     words = checked((out / "fig4.html").read_text("utf-8"))
     assert "Tiny scale" in words
     assert "1-α of eagle3 is above that of EAGLE" in words
@@ -97,6 +100,13 @@ def test_what_cannot_be_reproduced_is_told(tmp_path: Path) -> None:
     full = run("reproduce", "table1", "--scale", "full")
     assert full.code == 0
     assert "lmsys/vicuna-13b-v1.3@6566e9cb1787585d1147dcf4f9bc48f29e1328d2" in full.out
+
+
+def test_rare_events_are_looked_for_in_more_questions(tmp_path: Path) -> None:
+    task = load_task(str(write_questions(tmp_path / "gsm8k.jsonl", 7, seed=1)), ())
+    shop = SimpleNamespace(scale=replace(SCALES["tiny"], questions=2))
+    world = World(None, None, None, shop, {"gsm8k": task}, tmp_path)  # type: ignore[arg-type]
+    assert [len(world.some(("gsm8k",), times)[0].questions) for times in (1, 3, 5)] == [2, 6, 7]
 
 
 def test_more_questions_are_the_same_and_more(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tercel.reproduce.scales import PAPER_TASKS, ROBUST_TASKS
 from tercel.reproduce.world import World, at_temperature
 
 TEMPERATURES = (0.0, 1.0)
+MORE_CHAINS = 5  # times as many questions: few chains come far, and no clock is read
 LEFT_OPEN = "What the EAGLE-3 paper left open, measured"
 
 
@@ -80,11 +81,12 @@ def _chains(depth: int | None) -> Callable[[Experiment, World], Measured]:
     """n-α over chains of `depth` drafts; None for the scale's length."""
 
     def measure(experiment: Experiment, world: World) -> Measured:
-        entries, tasks = experiment.entries(world), world.some(experiment.tasks)
+        entries, tasks = experiment.entries(world), world.some(experiment.tasks, MORE_CHAINS)
         samples, length = Samples({}), depth or world.scale.chain
         for temperature in experiment.temperatures:
             samples = samples.merged(world.alphas(entries, tasks, temperature, length))
-        return Measured(samples, (), {"depth": length, "temperatures": list(experiment.temperatures)})
+        extra = {"depth": length, "temperatures": list(experiment.temperatures)}
+        return Measured(samples, (), {**extra, "questions": max(len(task.questions) for task in tasks)})
 
     return measure
 

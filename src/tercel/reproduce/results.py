@@ -99,7 +99,7 @@ def write_page(result: Result, measured: Measured, judged: Sequence[Judged], out
             if not name.startswith(f"speedup/{VANILLA}/")  # 1
         ],
         missing=result.missing,
-        settings=_settings(result.settings, EXPERIMENTS[result.name].tasks),
+        settings=_settings({**result.settings, **_own(result.extra)}, EXPERIMENTS[result.name].tasks),
         source=paper.source(),
     )
     write_text(file, page(f"tercel reproduce {result.name}", body))
@@ -158,6 +158,11 @@ def _settings(told: Mapping[str, Any], tasks: Sequence[str] | None = None) -> di
     asked = [task for task in told["tasks"] if tasks is None or task in tasks] if "tasks" in told else []
     shown = {**told, "tasks": asked}
     return {_SETTINGS.get(name, name): _value(found) for name, found in shown.items() if found not in (None, {}, [])}
+
+
+def _own(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What an experiment has otherwise than the rest."""
+    return {name: extra[name] for name in ("questions",) if name in extra}
 
 
 def _value(found: Any) -> str:

@@ -62,12 +62,13 @@ class World:
                 self.say(f"note: {name} is left out: {reason}")
         return found
 
-    def some(self, names: Sequence[str]) -> list[Task]:
-        """The first questions of those tasks that are there. Raises `TercelError` if none is."""
+    def some(self, names: Sequence[str], times: int = 1) -> list[Task]:
+        """The first questions of those tasks that are there, `times` as many as the scale has. Raises `TercelError` if
+        none is."""
         found = [self.tasks[name] for name in names if name in self.tasks]
         if not found:
             raise TercelError(f"none of the tasks {', '.join(names)} is there; name their folder with --data-dir")
-        count = self.scale.questions
+        count = self.scale.questions * times
         return [replace(task, questions=task.questions[:count]) for task in found]
 
     def bench(
