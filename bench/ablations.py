@@ -49,12 +49,13 @@ from tercel.train.batches import Split, data_digest, plan_steps, split, usable
 from tercel.train.config import TrainConfig
 from tercel.train.feature_store import FeatureStore
 from tercel.train.features import FeatureSupply
+from tercel.train.goals import Batch
 from tercel.train.lesson import lesson_of
 from tercel.train.loop import train
 from tercel.train.losses import CHUNK_ROWS
 from tercel.train.make_features import make_features
 from tercel.train.packing import PACKINGS
-from tercel.train.ttt import Batch, roll_out
+from tercel.train.ttt import roll_out
 
 BASE = "base"
 KEPT = "What does it cost to keep features in 8 bits?"

@@ -35,9 +35,10 @@ from tercel.target_model.model import Target
 from tercel.train.acceptance import chains_of, simulate
 from tercel.train.config import TrainConfig
 from tercel.train.features import FeatureSupply
+from tercel.train.goals import row_goals
 from tercel.train.lesson import lesson_of
 from tercel.train.loop import train
-from tercel.train.ttt import roll_out, row_goals
+from tercel.train.ttt import roll_out
 from tests.decode.drafts import Watched
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.methods.heads import random_eagle

@@ -33,9 +33,9 @@ from tercel.target_model.model import Target
 from tercel.train.acceptance import chains_of, simulate
 from tercel.train.config import TrainConfig
 from tercel.train.features import FeatureSupply
+from tercel.train.goals import Extent
 from tercel.train.lesson import Lesson, lesson_of
 from tercel.train.loop import train
-from tercel.train.ttt import Extent
 from tests.decode.drafts import Watched
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.methods.heads import random_p_eagle

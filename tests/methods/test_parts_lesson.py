@@ -27,10 +27,10 @@ from tercel.target_model.sources import Source
 from tercel.train.acceptance import simulate
 from tercel.train.config import Objective, TrainConfig
 from tercel.train.features import FeatureSupply
+from tercel.train.goals import Batch, Extent, TTTResult
 from tercel.train.initial import first_head
 from tercel.train.lesson import lesson_of
 from tercel.train.loop import train
-from tercel.train.ttt import Batch, Extent, TTTResult
 from tests.methods.heads import CONFIGS, random_parts
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.train.worlds import answered_chats, chat, random_chat, target_of

@@ -17,11 +17,12 @@ from tercel.train.batches import split, supervised_counts, usable
 from tercel.train.config import Objective
 from tercel.train.feature_store import FeatureStore
 from tercel.train.features import FeatureSupply
+from tercel.train.goals import Extent, row_goals
 from tercel.train.learner import Learner
 from tercel.train.lesson import lesson_of
 from tercel.train.optimizer import PACE, HeadOptimizer
 from tercel.train.run_folder import RunFolder
-from tercel.train.ttt import Extent, row_goals, training_time_test
+from tercel.train.ttt import training_time_test
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.train.test_feature_store import BF16, made
 from tests.train.test_loop import CHATS, SMALL, run, same

@@ -16,8 +16,9 @@ from tercel.target_model.model import Target
 from tercel.train.batches import supervised_counts
 from tercel.train.config import Objective, TrainConfig
 from tercel.train.features import FeatureSupply
+from tercel.train.goals import Batch, Extent
 from tercel.train.initial import first_head
-from tercel.train.ttt import Batch, Extent, roll_out, training_time_test
+from tercel.train.ttt import roll_out, training_time_test
 from tests.draft.heads_for_tests import some_vocabulary
 from tests.tiny import VOCAB
 from tests.train.naive import NaiveHead, naive_ttt

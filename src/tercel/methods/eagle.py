@@ -33,9 +33,10 @@ from tercel.errors import TercelError
 from tercel.methods.static_tree import Static, levels_of, node_count
 from tercel.target_model.protocol import TargetModel
 from tercel.train.config import TrainConfig
+from tercel.train.goals import Batch, Extent, RowGoals, TTTResult, loss_of_steps, row_goals, with_more
 from tercel.train.lesson import Lesson
 from tercel.train.losses import Teacher, feature_distance
-from tercel.train.ttt import Batch, Extent, RowGoals, TTTResult, loss_of_steps, roll_out, row_goals, with_more
+from tercel.train.ttt import roll_out
 
 TOKEN_WEIGHT = 0.1  # of `p`, beside 1 of `v`
 NOISE = 0.1  # features are moved by a uniform number between minus this and this

@@ -20,9 +20,9 @@ from tercel.methods.last_hidden import LastHiddenHead, PartsConfig
 from tercel.target_model.protocol import TargetModel
 from tercel.train.config import Objective
 from tercel.train.feature_store import FeatureStore
+from tercel.train.goals import Batch, Extent, RowGoals, StepLoss, TTTResult, loss_of_steps, row_goals
 from tercel.train.lesson import Lesson
 from tercel.train.losses import DraftLoss, draft_loss
-from tercel.train.ttt import Batch, Extent, RowGoals, StepLoss, TTTResult, loss_of_steps, row_goals
 
 
 class PartsLesson(Lesson):

@@ -20,8 +20,8 @@ from tercel.draft.alignment import predicted, supervised_runs
 from tercel.draft.head import DraftHead
 from tercel.draft.history import HeldOut
 from tercel.train.config import Objective
+from tercel.train.goals import Batch, Extent, TTTResult
 from tercel.train.lesson import Lesson
-from tercel.train.ttt import Batch, Extent, TTTResult
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from tercel.train.chance import dropping, generator_of, noised
 from tercel.train.config import DRAFTS, LAST_LAYER, TrainConfig
 from tercel.train.encoding import encode_group
 from tercel.train.feature_store import FeatureStore
+from tercel.train.goals import Batch, Extent, TTTResult
 from tercel.train.last_layer import take_last_layer
 from tercel.train.lesson import Lesson
 from tercel.train.losses import CHUNK_ROWS
-from tercel.train.ttt import Batch, Extent, TTTResult, training_time_test
+from tercel.train.ttt import training_time_test
 
 SAMPLE_CHATS = 8
 

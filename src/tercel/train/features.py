@@ -14,10 +14,10 @@ from tercel.draft.vocabulary import DraftVocabulary
 from tercel.target_model.protocol import TargetModel
 from tercel.train.encoding import Encoded, apart, before_supervised, padded, padding_groups
 from tercel.train.feature_store import FeatureStore
+from tercel.train.goals import Batch
 from tercel.train.losses import Teacher
 from tercel.train.ranks import Alone, Ranks
 from tercel.train.sharded import encode_all
-from tercel.train.ttt import Batch
 
 
 class FeatureSupply:

@@ -19,11 +19,11 @@ from tercel.train.encoding import Encoded
 from tercel.train.failure import FailedStep, NotFiniteError
 from tercel.train.feature_store import FeatureStore
 from tercel.train.features import FeatureSupply
+from tercel.train.goals import Extent
 from tercel.train.lesson import lesson_of
 from tercel.train.optimizer import BETAS, HeadOptimizer
 from tercel.train.precision import MasterWeights
 from tercel.train.ranks import Alone, Ranks, Step, share
-from tercel.train.ttt import Extent
 
 SETTLED = round(1 / (1 - BETAS[1]))  # steps: as far back as the mean of squared gradients looks
 

@@ -18,7 +18,7 @@ from tercel.draft import DraftHead, DraftVocabulary, HeadConfig
 from tercel.target_model.protocol import TargetModel
 from tercel.train.config import METHODS, TrainConfig
 from tercel.train.feature_store import FeatureStore
-from tercel.train.ttt import Batch, Extent, TTTResult, counted_rows
+from tercel.train.goals import Batch, Extent, TTTResult, counted_rows
 
 
 class Lesson(ABC):

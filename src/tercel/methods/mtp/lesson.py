@@ -23,8 +23,8 @@ from tercel.methods.mtp.module import MtpHead
 from tercel.methods.mtp.read import modules_of, read_mtp
 from tercel.target_model.protocol import TargetModel
 from tercel.train.feature_store import FeatureStore
+from tercel.train.goals import Batch, Extent, TTTResult, loss_of_steps, row_goals
 from tercel.train.lesson import Lesson
-from tercel.train.ttt import Batch, Extent, TTTResult, loss_of_steps, row_goals
 
 
 class MtpLesson(Lesson):

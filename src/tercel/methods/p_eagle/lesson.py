@@ -26,8 +26,9 @@ from tercel.target_model.protocol import TargetModel
 from tercel.target_model.structure import default_feature_layers
 from tercel.train.eagle3 import initialise_from_target
 from tercel.train.feature_store import FeatureStore
+from tercel.train.goals import Batch, Extent, TTTResult, loss_of_steps, row_goals
 from tercel.train.lesson import Lesson
-from tercel.train.ttt import Batch, Extent, TTTResult, embedded, loss_of_steps, roll, row_goals
+from tercel.train.ttt import embedded, roll
 
 
 class PEagleLesson(Lesson):
