@@ -47,7 +47,7 @@ def test_a_tiny_experiment_from_nothing(tmp_path: Path) -> None:
     assert "Tiny scale" in words
     assert "1-α of eagle3 is above that of EAGLE" in words
     assert "0-α of no-feature-loss, T=0" in words
-    assert "training: epochs" in words
+    assert "training of every head: epochs" in words
     kept = Result.read(out, "fig4")
     assert kept is not None
     assert kept.numbers() == value["numbers"]

@@ -182,7 +182,7 @@ class Setting:
             "max_new_tokens": scale.tokens,
             "seeds": scale.seeds,
             "rounds": scale.rounds,
-            "training": dict(scale.recipe),
+            "training": dict(scale.recipe) if self.workshop.data else {},  # heads that are given had their own
             "heads": {name: entry.head for name, entry in self.workshop.manifest.items()},
             "data": list(self.workshop.data),
             "versions": versions(),
